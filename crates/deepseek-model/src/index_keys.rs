@@ -11,10 +11,10 @@ use mla_ops::{
 use crate::Result;
 use crate::step::ints;
 
-/// The lengths of lists of at most `most` of the keys that tokens see, i32 `[N, 1]`.
-pub(crate) fn list_lengths(visible: &[i32], most: usize, device: &Device) -> Tensor<2, Int> {
+/// The lengths of lists of at most `most` of the keys that tokens see.
+pub(crate) fn list_lengths(visible: &[i32], most: usize) -> impl Iterator<Item = i32> {
     let most = i32::try_from(most).unwrap_or(i32::MAX);
-    ints(visible.iter().map(|&visible| visible.min(most)).collect(), device).unsqueeze_dim(1)
+    visible.iter().map(move |&visible| visible.min(most))
 }
 
 /// What the queries and keys of an indexer are like.
@@ -59,13 +59,13 @@ impl IndexSizes {
 impl IndexedKeys {
     /// For sequences with so many tokens; `pages` gives a table i32 `[n, maxP]` of the pages of `n` sequences, which it is given by
     /// their numbers, and `visible` has a number for each token.
-    pub(crate) fn of_step(
+    pub(crate) fn of_step<E>(
         lens: &[usize],
-        pages: impl Fn(Vec<i32>) -> Result<Tensor<2, Int>>,
+        pages: impl Fn(Vec<i32>) -> Result<Tensor<2, Int>, E>,
         visible: &[i32],
         (sizes, determinism): (&IndexSizes, Determinism),
         device: &Device,
-    ) -> Result<Vec<Self>> {
+    ) -> Result<Vec<Self>, E> {
         let mut first = 0;
         let groups = groups(lens, |tokens| sizes.together(tokens, determinism, device));
         let keys = |(owners, query_len): (Vec<i32>, usize)| {
@@ -147,7 +147,7 @@ mod tests {
         let (device, sizes) = (Device::flex(), IndexSizes::new([64, 128], 64, &config));
         for determinism in [Determinism::Fast, Determinism::BatchInvariant] {
             let page_table = ints(vec![4, 5, 6, 7], &device).reshape([2, 2]);
-            let pages = |owners| Ok(page_table.clone().select(0, ints(owners, &device)));
+            let pages = |owners| Ok::<_, crate::ModelError>(page_table.clone().select(0, ints(owners, &device)));
             let keys =
                 IndexedKeys::of_step(&[3, 1], pages, &[1, 2, 3, 9], (&sizes, determinism), &device).expect("keys");
             assert_eq!(keys.len(), 1);

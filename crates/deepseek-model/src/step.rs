@@ -1,9 +1,10 @@
 //! What the steps of all models begin and end with: new tokens of some requests, and the rows of their last ones.
 
 use std::collections::HashSet;
+use std::iter::repeat_n;
 use std::ops::Range;
 
-use burn::tensor::{Int, Tensor, kind::Basic, s};
+use burn::tensor::{DType, Device, Int, Tensor, kind::Basic, s};
 pub(crate) use mla_ops::batch::index_tensor as ints;
 use mla_ops::cache::{PagedCache, RequestId};
 
@@ -43,6 +44,64 @@ pub(crate) const PART: usize = 128;
 /// Fills up a part of a buffer: the next one begins behind it.
 pub(crate) fn end_part(numbers: &mut Vec<i32>) {
     numbers.resize(numbers.len().next_multiple_of(PART), 0);
+}
+
+/// Whole numbers on their way to a device: all by one copy, for each takes the host as long as a launch.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers(Vec<i32>);
+
+/// The same on the device.
+#[derive(Clone)]
+pub(crate) struct Uploaded(Tensor<1, Int>);
+
+impl Numbers {
+    /// Takes some in; returns where they are.
+    pub(crate) fn put(&mut self, numbers: impl IntoIterator<Item = i32>) -> Range<usize> {
+        self.put_with(0, |all| all.extend(numbers))
+    }
+
+    /// Takes in what is put behind those so far, some `expected` numbers.
+    pub(crate) fn put_with(&mut self, expected: usize, put: impl FnOnce(&mut Vec<i32>)) -> Range<usize> {
+        let first = self.0.len();
+        self.0.reserve(expected.next_multiple_of(PART));
+        put(&mut self.0);
+        let place = first..self.0.len();
+        end_part(&mut self.0);
+        place
+    }
+
+    /// Takes in lists, each filled up with -1 to as many numbers; returns where they are, and `[lists.len(), K]`.
+    pub(crate) fn put_lists(&mut self, lists: &[Vec<i32>]) -> (Range<usize>, [usize; 2]) {
+        let longest = padded(lists.iter().map(Vec::len).max().unwrap_or(0));
+        let fill = |all: &mut Vec<i32>| {
+            for list in lists {
+                all.extend_from_slice(list);
+                all.extend(repeat_n(-1, longest - list.len()));
+            }
+        };
+        (self.put_with(lists.len() * longest, fill), [lists.len(), longest])
+    }
+
+    pub(crate) fn upload(self, device: &Device) -> Uploaded {
+        Uploaded(ints(self.0, device))
+    }
+}
+
+impl Uploaded {
+    /// What is in a place, where it lies.
+    pub(crate) fn take<const D: usize>(&self, place: Range<usize>, shape: [usize; D]) -> Tensor<D, Int> {
+        match place.len() {
+            // There are no windows of nothing.
+            0 => Tensor::empty(shape, (&self.0.device(), DType::I32)),
+            _ => part(&self.0, place.start, shape),
+        }
+    }
+
+    /// The same in a row.
+    pub(crate) fn row(&self, place: Range<usize>) -> Tensor<1, Int> {
+        let len = place.len();
+        self.take(place, [len])
+    }
 }
 
 /// What lies in a buffer from a multiple of [`PART`] on, with no copy: a captured step would make it anew each time.

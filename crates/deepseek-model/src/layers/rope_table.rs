@@ -35,16 +35,18 @@ impl RopeTable {
         Self { rope: rope.clone(), width, tables: Arc::default() }
     }
 
-    /// `dr`.
-    pub(crate) fn width(&self) -> usize {
-        self.width
-    }
-
     /// Cosines and sines at these positions, f32 `[N, dr / 2]` each.
     pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Result<Rows, MlaError> {
-        let places = index_tensor(positions.iter().map(|&position| position as i32).collect(), device);
         let end = positions.iter().max().map_or(0, |position| position + 1);
-        Ok(self.first(end, device)?.map(|rows| rows.select(0, places.clone())))
+        let rows = self.first(end, device)?;
+        // One behind the other, as those of a prompt are: most often where they lie, with no launch.
+        if let Some(&first) = positions.first()
+            && positions.iter().copied().eq(first..end)
+        {
+            return Ok(rows.map(|rows| rows.narrow(0, first, end - first)));
+        }
+        let places = index_tensor(positions.iter().map(|&position| position as i32).collect(), device);
+        Ok(rows.map(|rows| rows.select(0, places.clone())))
     }
 
     /// Those of the first positions, as many at least.
@@ -83,7 +85,9 @@ mod tests {
     fn a_table_that_grows_has_the_rotations_of_each_position() {
         let (rope, width, device) = (RopeConfig { rope_theta: 1e4, yarn: None }, 8, Device::flex());
         let table = RopeTable::new(&rope, width);
-        for positions in [vec![], vec![3, 0, 3], vec![LEAST - 1], vec![LEAST, 1], vec![5 * LEAST, 0], vec![7]] {
+        for positions in
+            [vec![], vec![3, 0, 3], vec![LEAST - 1], vec![LEAST, 1], vec![5 * LEAST, 0], vec![7], vec![4, 5, 6]]
+        {
             let (cos, sin) = rope.cos_sin(width, &positions).expect("legal");
             let rows = table.at(&positions, &device).expect("legal");
             let read = rows.map(|rows| rows.into_data().try_to_vec::<f32>().expect("f32"));

@@ -302,13 +302,14 @@ fn indexed_keys(
     // Of each group from the cache: rows of a table of all would be a copy by Burn, which has a kernel for every size of them.
     let pages = |owners: Vec<i32>| {
         let owners: Vec<RequestId> = owners.into_iter().map(|owner| requests[owner as usize]).collect();
-        Ok(cache.page_table(&owners, most)?)
+        cache.page_table(&owners, most)
     };
     let lens: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
     let visible: Vec<i32> = positions.iter().map(|&position| position as i32 + 1).collect();
     let sizes = IndexSizes::new([heads, width], cache.config().page_size, cache.config());
     let keys = IndexedKeys::of_step(&lens, pages, &visible, (&sizes, determinism), device)?;
-    let picked = PickedKeys::new(list_lengths(&visible, topk, device), topk, (query_heads, determinism))?;
+    let lengths = ints(list_lengths(&visible, topk).collect(), device).unsqueeze_dim(1);
+    let picked = PickedKeys::new(lengths, topk, (query_heads, determinism))?;
     Ok(Keys::Indexed { keys, picked })
 }
 

@@ -128,25 +128,34 @@ impl Batch {
     }
 
     /// The rows that each new token sees of its window: in the state, where each sequence has one new token; otherwise among copies
-    /// of the sequences' windows, if there is anything in them, and the new keys after those.
-    pub(super) fn windows(&self, window: usize) -> Vec<Vec<i32>> {
+    /// of the sequences' windows, if there is anything in them, and the new keys after those. They go behind `seen`, `width` for each
+    /// token, filled up with -1.
+    pub(super) fn windows(&self, window: usize, width: usize, seen: &mut Vec<i32>) {
         let one_each = self.has_one_token_each();
         let first_new = if !one_each && self.goes_on() { self.sequences.len() * window } else { 0 };
-        let mut seen = Vec::new();
         for (number, sequence) in self.sequences.iter().enumerate() {
-            // The row of a position: in the state, in a copy of this sequence's window, or among the new keys.
+            // The rows of positions: in the state, or in a copy of this sequence's window, and among the new keys.
             let block = if one_each { sequence.place.row } else { number };
-            let start = sequence.place.start;
-            let row = |position: usize| match one_each || position < start {
-                true => block * window + position % window,
-                false => first_new + sequence.tokens.start + position - start,
-            };
-            seen.extend(sequence.positions().map(|own| {
-                let positions = (own + 1).saturating_sub(window)..own + 1;
-                positions.map(|position| row(position) as i32).collect()
-            }));
+            let start = if one_each { sequence.positions().end } else { sequence.place.start };
+            for own in sequence.positions() {
+                let (first, filled) = ((own + 1).saturating_sub(window), seen.len() + width);
+                let kept = start.min(own + 1).saturating_sub(first);
+                // By whole ranges: a prompt has a million rows.
+                let (place, new) =
+                    (first % window, first_new + sequence.tokens.start + (first + kept).saturating_sub(start));
+                let (to_end, ring) = (kept.min(window - place), block * window);
+                let mut put = |rows: Range<usize>| seen.extend(rows.start as i32..rows.end as i32);
+                put(ring + place..ring + place + to_end);
+                put(ring..ring + kept - to_end);
+                put(new..new + own + 1 - first - kept);
+                seen.resize(filled, -1);
+            }
         }
-        seen
+    }
+
+    /// The most rows that a new token sees of its window.
+    pub(super) fn longest_window(&self, window: usize) -> usize {
+        self.sequences.iter().map(|sequence| sequence.positions().end.min(window)).max().unwrap_or(0)
     }
 
     /// The entries that a compressor makes, so many of each sequence at least, in pages of so many.

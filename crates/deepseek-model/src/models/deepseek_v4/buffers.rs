@@ -9,7 +9,7 @@ use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::partial_rotary::PartialRotation;
 use super::schedule::{AttentionSpec, CompressorSpec};
-use super::step::{EntryStep, SeenEntries, Sequences, V4Step, WindowKeys, WindowStep};
+use super::step::{EntryStep, LazyEntries, SeenEntries, Sequences, V4Step, WindowKeys, WindowStep};
 use crate::Result;
 use crate::index_keys::IndexedKeys;
 use crate::step::{Chunk, PART, Parts, end_part, ints, padded, part};
@@ -121,7 +121,8 @@ impl StepBuffers {
             } else {
                 (SeenEntries::All(parts.take([batch, 1, padded(max_pages * (page_size / of.rate))])), visible)
             };
-            (spec, EntryStep { carried_slots, marked: None, slots, cos, sin, lengths, seen })
+            let entries = EntryStep { carried_slots, marked: None, slots, cos, sin, lengths, seen };
+            (spec, LazyEntries::new(Box::new(|| entries)))
         });
         V4Step {
             determinism: self.determinism,
@@ -184,7 +185,9 @@ impl Sizes {
         put(&(0..=rows as i32).collect::<Vec<_>>(), rows + 1, 0);
         put(&batch.ring_slots(self.window), rows, -1);
         let window = padded(self.window);
-        put(&filled_up(&batch.windows(self.window), window), rows * window, -1);
+        let mut seen = Vec::new();
+        batch.windows(self.window, window, &mut seen);
+        put(&seen, rows * window, -1);
         let pages = padded(self.max_pages);
         put(&filled_up(&batch.pages(), pages), rows * pages, -1);
         let entries = self.kinds.iter().map(|kind| batch.entries(&kind.of, self.page_size / kind.of.rate, 1));

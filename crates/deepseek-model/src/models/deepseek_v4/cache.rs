@@ -146,14 +146,14 @@ impl V4Cache {
         self.computed.get(&request).copied().ok_or(CacheError::UnknownRequest { request })
     }
 
-    /// The state of a request whose tokens are all computed: a copy.
-    fn state_of(&self, request: RequestId) -> Result<Vec<Tensor<3>>> {
+    /// The row of a request whose tokens are all computed.
+    fn row_of(&self, request: RequestId) -> Result<usize> {
         let missing = self.entries.len(request)? - self.computed(request)?;
         if missing > 0 {
             let actual = format!("{request}, with {missing} tokens that were appended and not computed yet");
             return Err(ModelError::request("request", actual, "one whose tokens are all computed"));
         }
-        self.states.row(self.entries.row(request)? as usize, &self.device)
+        Ok(self.entries.row(request)? as usize)
     }
 }
 
@@ -181,7 +181,7 @@ impl RequestCache for V4Cache {
 
     /// The state is copied, the pages are shared.
     fn fork(&mut self, request: RequestId) -> Result<RequestId> {
-        let state = self.state_of(request)?;
+        let state = self.states.copied_row(self.row_of(request)?, &self.device)?;
         let fork = self.entries.fork(request)?;
         self.states.set_row(self.entries.row(fork)? as usize, state);
         self.computed.insert(fork, self.computed(request)?);
@@ -229,7 +229,7 @@ impl RequestCache for V4Cache {
         };
         let len = pages.len().saturating_mul(self.entries.config().page_size);
         let rows = self.snapshots.as_ref().ok_or_else(|| SnapshotRows::unknown(snapshot))?;
-        let state = rows.state_after(snapshot, len, &self.device)?;
+        let state = rows.state_after(snapshot, len)?;
         let request = self.entries.admit_with(pages)?;
         self.states.set_row(self.entries.row(request)? as usize, state);
         self.computed.insert(request, len);
@@ -271,7 +271,7 @@ impl Snapshots for V4Cache {
         if !self.has_room() {
             return Ok(None);
         }
-        let (state, of) = (self.state_of(request)?, self.entries.len(request)?);
+        let (state, of) = (self.states.row(self.row_of(request)?)?, self.entries.len(request)?);
         if of != len {
             let expected = format!("{of}: the state after fewer was not marked");
             return Err(ModelError::request("len", len, expected));

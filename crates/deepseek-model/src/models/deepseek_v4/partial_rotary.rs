@@ -1,5 +1,4 @@
 use burn::tensor::{DType, Device, Int, Tensor};
-use mla_ops::batch::index_tensor;
 use mla_ops::{
     CompressKvArgs, CompressKvOptions, InverseRope, MlaError, NormRopeArgs, NormRopeOptions, RopeConfig, RopeQuery,
     RopeWriteArgs, RopeWriteError, RopeWritten, norm_rope, rope_write,
@@ -32,7 +31,7 @@ impl PartialRotary {
     }
 
     /// The rotations at the first positions, as many at least: the same tensors for all who ask, unless nobody asked for as many.
-    fn first(&self, positions: usize, device: &Device) -> Result<PartialRotation, MlaError> {
+    pub(crate) fn first(&self, positions: usize, device: &Device) -> Result<PartialRotation, MlaError> {
         let [cos, sin] = self.0.first(positions, device)?;
         Ok(PartialRotation { cos, sin })
     }
@@ -40,21 +39,6 @@ impl PartialRotary {
     /// Cosines, then sines at the first positions, as many at least: f32 `[2 · positions, dr / 2]`, the same for all who ask.
     pub(crate) fn joined(&self, positions: usize, device: &Device) -> Result<Tensor<2>, MlaError> {
         self.0.joined(positions, device)
-    }
-
-    /// Cosines and sines at these positions, f32 `[shape[0], shape[1], dr / 2]` each.
-    pub(crate) fn tables(
-        &self,
-        positions: &[i32],
-        shape: [usize; 2],
-        device: &Device,
-    ) -> Result<(Tensor<3>, Tensor<3>), MlaError> {
-        let Some(&last) = positions.iter().max() else {
-            // A reshape to 0 of something would keep the dimension that is there.
-            let none = Tensor::empty([shape[0], shape[1], self.0.width() / 2], (device, DType::F32));
-            return Ok((none.clone(), none));
-        };
-        Ok(self.first(last as usize + 1, device)?.tables(&index_tensor(positions.to_vec(), device), shape))
     }
 }
 
@@ -70,9 +54,14 @@ impl PartialRotation {
     }
 
     /// Cosines and sines of these tokens, i32 `[M]`, with M the product of `shape`: f32 `[shape[0], shape[1], dr / 2]` each.
-    fn tables(&self, tokens: &Tensor<1, Int>, shape: [usize; 2]) -> (Tensor<3>, Tensor<3>) {
+    pub(crate) fn tables(&self, tokens: &Tensor<1, Int>, shape: [usize; 2]) -> (Tensor<3>, Tensor<3>) {
+        let shape = [shape[0], shape[1], self.cos.dims()[1]];
+        if tokens.dims() == [0] {
+            // A reshape to 0 of something would keep the dimension that is there.
+            let none = Tensor::empty(shape, (&tokens.device(), DType::F32));
+            return (none.clone(), none);
+        }
         let [cos, sin] = [&self.cos, &self.sin].map(|rows| rows.clone().select(0, tokens.clone()));
-        let shape = [shape[0], shape[1], cos.dims()[1]];
         (cos.reshape(shape), sin.reshape(shape))
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use mla_ops::cache::RequestId;
 
 use super::states::{MarkedRows, State, States};
@@ -89,13 +89,13 @@ impl SnapshotRows {
         }
     }
 
-    /// A copy of the state after so many tokens.
+    /// The state after so many tokens, as [`States::row`] has it.
     ///
     /// # Errors
     /// A snapshot that is not there, or of another position.
-    pub(super) fn state_after(&self, snapshot: Snapshot, len: usize, device: &Device) -> Result<Vec<Tensor<3>>> {
+    pub(super) fn state_after(&self, snapshot: Snapshot, len: usize) -> Result<Vec<Tensor<3>>> {
         match self.lens.get(&snapshot) {
-            Some(&kept) if kept == len => self.states.row(snapshot.0 as usize, device),
+            Some(&kept) if kept == len => self.states.row(snapshot.0 as usize),
             Some(kept) => {
                 let actual = format!("one of the state after {kept} tokens");
                 Err(ModelError::request("snapshot", actual, format!("one of that after {len}, as the pages have")))

@@ -73,17 +73,26 @@ impl States {
         *self.entry(state) = Some(tensor);
     }
 
-    /// A copy of a row, `[1, ..]` of every state: `select` copies it, where a slice could be a view of everything.
+    /// A row, `[1, ..]` of every state. It may be a view of everything, with no launch: before these states are written, it has to go.
     ///
     /// # Errors
     /// A state that is taken: an operation that could not give it back has lost it, and with it the cache.
-    pub(super) fn row(&self, row: usize, device: &Device) -> Result<Vec<Tensor<3>>> {
+    pub(super) fn row(&self, row: usize) -> Result<Vec<Tensor<3>>> {
+        let slice = |state: &Option<Tensor<3>>| Ok(state.clone().ok_or_else(taken)?.slice(s![row..row + 1, .., ..]));
+        self.windows.iter().chain(&self.carried).map(slice).collect()
+    }
+
+    /// A copy of a row, which a selection always is.
+    ///
+    /// # Errors
+    /// As [`Self::row`].
+    pub(super) fn copied_row(&self, row: usize, device: &Device) -> Result<Vec<Tensor<3>>> {
         let row = ints(vec![row as i32], device);
         let copy = |state: &Option<Tensor<3>>| Ok(state.clone().ok_or_else(taken)?.select(0, row.clone()));
         self.windows.iter().chain(&self.carried).map(copy).collect()
     }
 
-    /// Writes a row that [`Self::row`] copied.
+    /// Writes a row: one of other states, or a copy.
     pub(super) fn set_row(&mut self, row: usize, values: Vec<Tensor<3>>) {
         for (entry, values) in self.windows.iter_mut().chain(&mut self.carried).zip(values) {
             // Moved out, so that the write has the only handle and stays in place.

@@ -1,10 +1,13 @@
 //! What one forward pass of DeepSeek-V4 works on: new tokens of some sequences, where they go, and what they see.
 
-use burn::tensor::{DType, Device, Int, Tensor};
+use std::cell::LazyCell;
+use std::convert::Infallible;
+
+use burn::tensor::{Device, Int, Tensor};
 use mla_ops::Determinism;
 use mla_ops::cache::PagedCache;
 
-use super::batch::{Batch, EntryNumbers, filled_up};
+use super::batch::{Batch, EntryNumbers};
 use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::partial_rotary::{PartialRotary, PartialRotation};
@@ -12,7 +15,7 @@ use super::schedule::{AttentionSpec, CompressorSpec};
 use super::states::MarkedRows;
 use crate::Result;
 use crate::index_keys::{IndexSizes, IndexedKeys, list_lengths};
-use crate::step::{Chunk, ints, padded};
+use crate::step::{Chunk, Numbers, Uploaded, ints, padded};
 
 /// The inputs of a forward pass, on the device: `B` sequences with `N` new tokens in all.
 #[derive(Debug)]
@@ -28,10 +31,16 @@ pub(crate) struct V4Step {
     pub(crate) sequences: Sequences,
     pub(crate) window: WindowStep,
     /// For each kind of layer with entries.
-    pub(super) entries: Vec<(AttentionSpec, EntryStep)>,
+    pub(super) entries: Vec<(AttentionSpec, LazyEntries)>,
     /// i32 `[N]`, where some tokens may be padding: those have none, and no expert works for them.
     pub(crate) padded_slots: Option<Tensor<1, Int>>,
 }
+
+/// Made when the first layer of its kind asks: what layers before it compute begins earlier.
+pub(super) type LazyEntries = LazyCell<EntryStep, Box<dyn FnOnce() -> EntryStep>>;
+
+/// What makes them.
+type EntriesOf = Box<dyn FnOnce(&Uploaded) -> EntryStep>;
 
 /// Where the new tokens of each sequence are.
 #[derive(Debug)]
@@ -129,36 +138,48 @@ impl V4Step {
     ) -> Result<Self> {
         let batch = Batch::begin(chunks, cache)?;
         let positions = batch.positions()?;
-        let ids = chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)).collect();
         let page_size = cache.entries().config().page_size;
         let upload = Upload { batch: &batch, rotary: rotary[1], page_size, determinism, device };
+        let mut numbers = Numbers::default();
+        let ids = numbers.put(chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)));
+        let sequences = Sequences::put(&batch, &mut numbers)?;
+        let window = upload.window(config.sliding_window, &mut numbers);
         let kinds = config.entry_kinds().into_iter();
-        let entries = kinds.map(|(spec, of)| Ok((spec, upload.entries(&of, config, cache)?))).collect::<Result<_>>()?;
+        let kinds = kinds.map(|(spec, of)| Ok((spec, upload.entries(&of, config, cache, &mut numbers)?)));
+        let kinds = kinds.collect::<Result<Vec<_>>>()?;
+        let numbers = numbers.upload(device);
         let [rotation, compress_rotation] = [rotary[0].at(&positions, device)?, rotary[1].at(&positions, device)?];
+        let lazy = |(spec, of): (_, EntriesOf)| {
+            let numbers = numbers.clone();
+            (spec, LazyEntries::new(Box::new(move || of(&numbers))))
+        };
         Ok(Self {
             determinism,
-            input_ids: ints(ids, device),
+            input_ids: numbers.row(ids),
             rotation,
             compress_rotation,
-            sequences: Sequences::new(&batch, device)?,
-            window: upload.window(config.sliding_window),
-            entries,
+            sequences: sequences(&numbers),
+            window: window(&numbers),
+            entries: kinds.into_iter().map(lazy).collect(),
             padded_slots: None,
         })
     }
 
     /// The entries of a layer of this kind.
     pub(crate) fn entries(&self, spec: AttentionSpec) -> Option<&EntryStep> {
-        self.entries.iter().find(|(known, _)| *known == spec).map(|(_, entries)| entries)
+        self.entries.iter().find(|(known, _)| *known == spec).map(|(_, entries)| &**entries)
     }
 }
 
 impl Sequences {
-    fn new(batch: &Batch, device: &Device) -> Result<Self> {
-        Ok(Self {
-            state_rows: ints(batch.state_rows(), device),
-            starts: ints(batch.starts(), device),
-            cu_seqlens: ints(batch.cu_seqlens()?, device),
+    /// What makes them of the numbers on the device, as all that follows.
+    fn put(batch: &Batch, numbers: &mut Numbers) -> Result<impl FnOnce(&Uploaded) -> Self + use<>> {
+        let (state_rows, starts) = (numbers.put(batch.state_rows()), numbers.put(batch.starts()));
+        let cu_seqlens = numbers.put(batch.cu_seqlens()?);
+        Ok(|numbers: &Uploaded| Self {
+            state_rows: numbers.row(state_rows),
+            starts: numbers.row(starts),
+            cu_seqlens: numbers.row(cu_seqlens),
         })
     }
 }
@@ -173,9 +194,12 @@ impl CompressorStep {
     ) -> Result<Self> {
         let (batch, page_size) = (Batch::of_pages(chunks, cache)?, cache.config().page_size);
         let upload = Upload { batch: &batch, rotary, page_size, determinism, device };
-        let numbers = batch.entries(of, page_size / of.rate, 0);
-        let entries = upload.entry_step(of, numbers, (SeenEntries::None, 0))?;
-        Ok(Self { determinism, sequences: Sequences::new(&batch, device)?, entries })
+        let mut numbers = Numbers::default();
+        let sequences = Sequences::put(&batch, &mut numbers)?;
+        let own = batch.entries(of, page_size / of.rate, 0);
+        let entries = upload.entry_step(of, own, 0, &mut numbers)?;
+        let numbers = numbers.upload(device);
+        Ok(Self { determinism, sequences: sequences(&numbers), entries: entries(&numbers, SeenEntries::None) })
     }
 }
 
@@ -194,12 +218,14 @@ impl EntryIndexerStep {
         let sizes = IndexSizes::new([heads, width], per_page, cache.config());
         let visible = batch.entries(of, per_page, 0).visible;
         let upload = Upload { batch: &batch, rotary, page_size, determinism, device };
-        let (rotation, seen) = (rotary.at(&positions, device)?, upload.indexed(&sizes, &visible)?);
+        let mut numbers = Numbers::default();
+        let seen = upload.indexed(sizes, visible, &mut numbers);
+        let (rotation, seen) = (rotary.at(&positions, device)?, seen(&numbers.upload(device)));
         Ok(Self { keys, rotation, seen, tokens: positions.len() })
     }
 }
 
-/// Takes the numbers of some sequences to a device.
+/// Puts the numbers of some sequences among those that go to a device, and says what they are made into there.
 struct Upload<'a> {
     batch: &'a Batch,
     /// Of the layers with compression.
@@ -210,78 +236,111 @@ struct Upload<'a> {
 }
 
 impl Upload<'_> {
-    fn window(&self, window: usize) -> WindowStep {
+    fn window(&self, window: usize, numbers: &mut Numbers) -> impl FnOnce(&Uploaded) -> WindowStep + use<> {
         let keys = match self.batch.has_one_token_each() {
             true => WindowKeys::State,
             false => WindowKeys::BeforeAndNew { before: self.batch.goes_on() },
         };
-        WindowStep {
-            slots: ints(self.batch.ring_slots(window), self.device),
+        let slots = numbers.put(self.batch.ring_slots(window));
+        let (tokens, width) = (self.batch.lens().iter().sum(), padded(self.batch.longest_window(window)));
+        let seen = numbers.put_with(tokens * width, |seen| self.batch.windows(window, width, seen));
+        let marked = self.marked(window, numbers);
+        move |numbers| WindowStep {
+            slots: numbers.row(slots),
             keys,
-            seen: self.lists(&self.batch.windows(window)).unsqueeze_dim(1),
-            marked: self.marked(window),
+            seen: numbers.take(seen, [tokens, 1, width]),
+            marked: marked(numbers),
         }
     }
 
-    fn entries(&self, of: &CompressorSpec, config: &DeepseekV4Config, cache: &V4Cache) -> Result<EntryStep> {
+    fn entries(
+        &self,
+        of: &CompressorSpec,
+        config: &DeepseekV4Config,
+        cache: &V4Cache,
+        numbers: &mut Numbers,
+    ) -> Result<EntriesOf> {
         let per_page = self.page_size / of.rate;
-        let numbers = self.batch.entries(of, per_page, 0);
-        let most = numbers.visible.iter().copied().max().unwrap_or(0) as usize;
-        let seen = match () {
-            () if most == 0 => (SeenEntries::None, 0),
+        let own = self.batch.entries(of, per_page, 0);
+        let most = own.visible.iter().copied().max().unwrap_or(0) as usize;
+        let (picked, all, most) = match () {
+            () if most == 0 => (None, None, 0),
             () if config.picks(of, most, self.determinism) => {
                 let heads = [config.index_n_heads, config.index_head_dim];
                 let sizes = IndexSizes::new(heads, per_page, cache.entries().config());
-                (SeenEntries::Picked(self.indexed(&sizes, &numbers.visible)?), config.index_topk)
+                (Some(self.indexed(sizes, own.visible.clone(), numbers)), None, config.index_topk)
             }
             () => {
-                let slots = self.lists(&self.batch.entry_slots(of.rate, per_page));
-                (SeenEntries::All(slots.select(0, ints(self.batch.owners(), self.device)).unsqueeze_dim(1)), most)
+                let (slots, shape) = numbers.put_lists(&self.batch.entry_slots(of.rate, per_page));
+                (None, Some((slots, shape, numbers.put(self.batch.owners()))), most)
             }
         };
-        self.entry_step(of, numbers, seen)
+        let entries = self.entry_step(of, own, most, numbers)?;
+        Ok(Box::new(|numbers: &Uploaded| {
+            let seen = match (picked, all) {
+                (Some(picked), _) => SeenEntries::Picked(picked(numbers)),
+                (_, Some((slots, shape, owners))) => {
+                    SeenEntries::All(numbers.take(slots, shape).select(0, numbers.row(owners)).unsqueeze_dim(1))
+                }
+                _ => SeenEntries::None,
+            };
+            entries(numbers, seen)
+        }))
     }
 
-    /// With what tokens see, and of how many entries at most.
+    /// With what tokens see, of so many entries at most.
     fn entry_step(
         &self,
         of: &CompressorSpec,
-        numbers: EntryNumbers,
-        (seen, most): (SeenEntries, usize),
-    ) -> Result<EntryStep> {
-        let shape = [self.batch.lens().len(), numbers.completed];
-        let (cos, sin) = self.rotary.tables(&numbers.positions, shape, self.device)?;
-        Ok(EntryStep {
-            carried_slots: ints(numbers.carried_slots, self.device),
-            marked: self.marked(of.carried_tokens()),
-            slots: ints(numbers.slots, self.device),
-            cos,
-            sin,
-            lengths: list_lengths(&numbers.visible, most, self.device),
-            seen,
+        own: EntryNumbers,
+        most: usize,
+        numbers: &mut Numbers,
+    ) -> Result<impl FnOnce(&Uploaded, SeenEntries) -> EntryStep + use<>> {
+        let shape = [self.batch.lens().len(), own.completed];
+        let end = own.positions.iter().max().map_or(0, |&last| last as usize + 1);
+        let rotation = self.rotary.first(end, self.device)?;
+        let lengths = numbers.put(list_lengths(&own.visible, most));
+        let [carried_slots, slots, positions] =
+            [own.carried_slots, own.slots, own.positions].map(|own| numbers.put(own));
+        let marked = self.marked(of.carried_tokens(), numbers);
+        Ok(move |numbers: &Uploaded, seen| {
+            let (cos, sin) = rotation.tables(&numbers.row(positions), shape);
+            EntryStep {
+                carried_slots: numbers.row(carried_slots),
+                marked: marked(numbers),
+                slots: numbers.row(slots),
+                cos,
+                sin,
+                lengths: numbers.row(lengths).unsqueeze_dim(1),
+                seen,
+            }
         })
     }
 
-    fn marked(&self, len: usize) -> Option<MarkedRows> {
-        let [tokens, slots] = self.batch.marked(len);
-        let upload = |numbers| ints(numbers, self.device);
-        (!tokens.is_empty()).then(|| MarkedRows { tokens: upload(tokens), slots: upload(slots) })
+    fn marked(&self, len: usize, numbers: &mut Numbers) -> impl FnOnce(&Uploaded) -> Option<MarkedRows> + use<> {
+        let [tokens, slots] = self.batch.marked(len).map(|marked| numbers.put(marked));
+        |numbers| (!tokens.is_empty()).then(|| MarkedRows { tokens: numbers.row(tokens), slots: numbers.row(slots) })
     }
 
     /// The pages of each sequence, from which an indexer picks.
-    fn indexed(&self, sizes: &IndexSizes, visible: &[i32]) -> Result<Vec<IndexedKeys>> {
-        let page_table = self.lists(&self.batch.pages());
-        let pages = |owners| Ok(page_table.clone().select(0, ints(owners, self.device)));
-        IndexedKeys::of_step(&self.batch.lens(), pages, visible, (sizes, self.determinism), self.device)
-    }
-
-    /// i32 `[lists.len(), K]`, each list filled up with -1.
-    fn lists(&self, lists: &[Vec<i32>]) -> Tensor<2, Int> {
-        let longest = padded(lists.iter().map(Vec::len).max().unwrap_or(0));
-        match longest {
-            // A reshape to 0 of something would keep the dimension that is there.
-            0 => Tensor::empty([lists.len(), 0], (self.device, DType::I32)),
-            _ => ints(filled_up(lists, longest), self.device).reshape([lists.len(), longest]),
+    fn indexed(
+        &self,
+        sizes: IndexSizes,
+        visible: Vec<i32>,
+        numbers: &mut Numbers,
+    ) -> impl FnOnce(&Uploaded) -> Vec<IndexedKeys> + use<> {
+        let (pages, shape) = numbers.put_lists(&self.batch.pages());
+        let (lens, determinism, device) = (self.batch.lens(), self.determinism, self.device.clone());
+        move |numbers| {
+            let page_table = numbers.take(pages, shape);
+            let pages = |owners: Vec<i32>| {
+                // Of prompts there is one group most often.
+                let all = owners.iter().copied().eq(0..lens.len() as i32);
+                Ok(if all { page_table.clone() } else { page_table.clone().select(0, ints(owners, &device)) })
+            };
+            let Ok::<_, Infallible>(keys) =
+                IndexedKeys::of_step(&lens, pages, &visible, (&sizes, determinism), &device);
+            keys
         }
     }
 }
