@@ -10,7 +10,7 @@ use mla_ops::measure::ForcedScratch;
 use mla_ops::{
     BlockFormat, Determinism, ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, MlaError, Path, Routing, SharedExperts,
     StackedWeight, Weight, WeightBlocks, WeightFormat, experts_mlp, explain_path, linear, linear_by_head, linear_each,
-    swiglu,
+    linear_each_normed, rms_norm, swiglu,
 };
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -267,6 +267,21 @@ fn ops_linear_pair_in_blocks(#[values(1, 9, 65)] rows: usize) {
     });
 }
 
+/// The norm of the first product takes its place: the bits are those of operations apart.
+fn assert_normed<const N: usize>(
+    x: &Tensor<2>,
+    weights: [&Weight; N],
+    (norm_weight, eps): &(Tensor<1>, f32),
+    determinism: Determinism,
+) {
+    let [outputs, _] = weights[0].dims();
+    let norm_weight = norm_weight.clone().narrow(0, 0, outputs);
+    let mut apart = linear_each(x.clone(), weights, determinism).expect("legal");
+    apart[0] = rms_norm(apart[0].clone(), norm_weight.clone(), *eps).expect("legal");
+    let joint = linear_each_normed(x.clone(), weights, (norm_weight, *eps), determinism).expect("legal");
+    assert!(joint.iter().map(bits).eq(apart.iter().map(bits)), "{outputs} of {N} for {:?} {determinism:?}", x.dims());
+}
+
 /// More weights than a launch has, in blocks and dense, whose outputs are and are not whole vectors: the bits are those of each alone. Rows of
 /// 256 channels and more of codes have a kernel of their own where there is one; of 1152 all loads of dense weights start at once.
 #[rstest]
@@ -291,6 +306,12 @@ fn ops_linear_each_of_both_kinds(
             assert_eq!(product.dims(), alone.dims());
             assert!(bits(&product) == bits(&alone), "{rows} x {inputs}, {dtype:?} on {device:?}: {number} differs");
         }
+        let norm = (floats(&random(&mut rng, 144, DType::F32), [144], DType::F32, device), 1e-6);
+        assert_normed(&x, [&wide, &fp4], &norm, determinism);
+        assert_normed(&x, [&wide, &few, &dense, &odd, &one], &norm, determinism);
+        assert_normed(&x, [&dense, &odd, &one], &norm, determinism);
+        assert_normed(&x, [&odd, &dense], &norm, determinism);
+        assert_normed(&x, [&dense, &wide], &norm, determinism);
         let ([], [alone]) =
             (linear_each(x.clone(), [], Fast).expect("legal"), linear_each(x, [&few], Fast).expect("legal"));
         assert_eq!(alone.dims(), [rows, 8]);

@@ -16,7 +16,7 @@
 //! | [`sparse_mla_parts`] | the same as unnormalised partials |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //! | [`route_experts()`], [`experts_mlp()`] | mixture of experts: the choice, and the weighted sum |
-//! | [`linear()`], [`linear_each`], [`swiglu()`], [`linear_by_head()`] | projections; small batches as fast as the weights come |
+//! | [`linear()`], [`linear_each`], [`linear_each_normed`], [`swiglu()`], [`linear_by_head()`] | projections; small batches as fast as the weights come |
 //! | [`norm_rope()`], [`rms_norm`] | norms and RoPE in one pass |
 //! | [`residual_norm()`] | a residual sum and its norm |
 //! | [`mhc_pre`], [`mhc_post`], [`mhc_head`], [`Streams`] | several residual streams before and after a block, and behind the last |

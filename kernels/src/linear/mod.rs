@@ -77,35 +77,45 @@ pub fn takes_many_rows(client: &Client, sizes: &LinearSizes) -> bool {
 
 /// Writes `out`. Without rows, inputs or outputs nothing is launched.
 pub fn launch(client: &Client, args: LinearArgs) {
-    launch_with(client, Before::Nothing, Beside::Nothing, args);
+    launch_with(client, Before::Nothing, With::Nothing, args);
 }
 
 /// The same for the heads of an attention whose splits are to be merged: `x` is their `out`. Bit for bit [`merge_splits`] and
 /// [`launch`]; where a single token has few splits it is one launch, and `x` and the lse of several splits are not written.
 pub fn launch_merged(client: &Client, merge: MergeSplitsArgs, args: LinearArgs) {
-    launch_with(client, Before::Merge(merge), Beside::Nothing, args);
+    launch_with(client, Before::Merge(merge), With::Nothing, args);
 }
 
 /// The same for the norm of a residual sum: `x` is its `normed`. Bit for bit [`residual_norm`] and [`launch`]; for a single row
 /// it may be one launch.
 pub fn launch_normed(client: &Client, norm: AddRmsNormArgs, args: LinearArgs) {
-    launch_with(client, Before::Norm(norm), Beside::Nothing, args);
+    launch_with(client, Before::Norm(norm), With::Nothing, args);
 }
 
 /// The same for rows that get a norm of their heads, or RoPE: `x` is their `out`. Bit for bit [`norm_rope`] and [`launch`]; for a single
 /// token it may be one launch, and `x` is not written.
 pub fn launch_norm_roped(client: &Client, norm_rope: NormRopeArgs, args: LinearArgs) {
-    launch_with(client, Before::NormRope(norm_rope), Beside::Nothing, args);
+    launch_with(client, Before::NormRope(norm_rope), With::Nothing, args);
+}
+
+/// The same, and then the norm of `out`, its `x`. Bit for bit [`launch`] and [`norm_rope`]; of a single token it may be one launch.
+pub fn launch_then_norm(client: &Client, args: LinearArgs, norm: NormRopeArgs) {
+    #[cfg(feature = "cuda")]
+    if choose(client, &args.sizes()).path == Path::Mma && mma::takes_norm(client, &args, &norm) {
+        return launch_with(client, Before::Nothing, With::Norm(Box::new(norm)), args);
+    }
+    launch(client, args);
+    norm_rope::launch(client, norm);
 }
 
 /// The same with RoPE applied to the carried channels of the heads, and puts latents into a cache. The launch must be one that [`takes_rope`].
 pub fn launch_with_rope(client: &Client, latents: LatentRows, args: LinearArgs) {
-    launch_with(client, Before::Nothing, Beside::Latents(latents), args);
+    launch_with(client, Before::Nothing, With::Latents(latents), args);
 }
 
 /// The same for the logits of a token, and the choice of its experts by them. The launch must be one that [`takes_route`].
 pub(crate) fn launch_routed(client: &Client, route: RouteArgs, args: LinearArgs) {
-    launch_with(client, Before::Nothing, Beside::Route(Box::new(route)), args);
+    launch_with(client, Before::Nothing, With::Route(Box::new(route)), args);
 }
 
 /// Whether [`launch_routed`] takes this product: of a single token, with cubes that can count themselves.
@@ -157,15 +167,17 @@ impl Before {
     }
 }
 
-/// What a launch does beside its products.
-enum Beside {
+/// What a launch does beside its products, or with them.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "which kernels elsewhere do none of"))]
+pub(crate) enum With {
     Nothing,
     Latents(LatentRows),
+    Norm(Box<NormRopeArgs>),
     Route(Box<RouteArgs>),
 }
 
 /// Behind a launch whose work the products' kernel does itself where that is faster, and with what it does beside them.
-fn launch_with(client: &Client, before: Before, beside: Beside, args: LinearArgs) {
+fn launch_with(client: &Client, before: Before, with: With, args: LinearArgs) {
     let (inputs, outputs, x_elem, elem) = (args.inputs, args.outputs, args.x_elem, args.elem);
     let sizes = args.sizes();
     let LinearSizes { rows, carried, matrix_stride, .. } = sizes;
@@ -184,7 +196,7 @@ fn launch_with(client: &Client, before: Before, beside: Beside, args: LinearArgs
         _ => {}
     }
     buffers.extend(before.largest());
-    if let Beside::Latents(latents) = &beside {
+    if let With::Latents(latents) = &with {
         buffers.push(&latents.cache);
     }
     let address = address_type(client, &buffers).max(address_type_of(client, elements));
@@ -223,14 +235,13 @@ fn launch_with(client: &Client, before: Before, beside: Beside, args: LinearArgs
             } else {
                 before.launch(client);
             }
-            let latents = if let Beside::Latents(latents) = beside { Some(latents) } else { None };
-            mma::launch(client, products, grid, (inside, latents), (choice, &sizes), address, elem);
+            mma::launch(client, products, grid, (inside, with), (choice, &sizes), address, elem);
         }
         _ => {
             before.launch(client);
-            let behind = match beside {
+            let behind = match with {
                 #[cfg(feature = "cuda")]
-                Beside::Route(route) => BehindArgs::route(client, *route),
+                With::Route(route) => BehindArgs::route(client, *route),
                 _ => BehindArgs::Nothing,
             };
             plain::launch(client, products, grid(args.work, &|_| false), args.form, address, [x_elem, elem], behind);

@@ -42,7 +42,7 @@ pub(crate) use lightning_index::scratch_bytes;
 pub use lightning_index::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, lightning_index,
 };
-pub use linear::{linear, linear_each};
+pub use linear::{linear, linear_each, linear_each_normed};
 pub use linear_by_head::{HeadRows, InverseRope, linear_by_head};
 pub use log_probs::{LogProbs, log_probs};
 pub use matmul::matmul;

@@ -37,7 +37,7 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f32) -> Result<Tensor<2>, 
 }
 
 /// Checked x `[N, d]`, weight f32 `[d]`: `[N, d]`.
-pub(super) fn in_memory(x: Tensor<2>, weight: Tensor<1>, eps: f32) -> Tensor<2> {
+pub(crate) fn in_memory(x: Tensor<2>, weight: Tensor<1>, eps: f32) -> Tensor<2> {
     if x.shape().num_elements() == 0 {
         return x;
     }

@@ -10,6 +10,7 @@ use super::select::Form;
 use super::single::{RowPlace, chunk_channels, multiply_single, shared_vectors};
 use super::unit::{inputs_of_unit, multiply_all, rows_of_unit, store, write};
 use super::{K, M, N, PLANES, UNITS, VECTOR};
+use crate::common::last_cube::is_last;
 use crate::linear::choice::PairExperts;
 use crate::linear::grid::{Part, Rows, Sizes, Tile};
 use crate::linear::latents::Beside;
@@ -32,6 +33,9 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     source: &mut RowSource<E, V>,
     beside: &mut Beside<E, V>,
     pairs: &mut PairExperts,
+    then_norm: &mut RowSource<E, V>,
+    normed: &mut [Vector<E, V>],
+    counters: &mut [u32],
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
@@ -99,6 +103,14 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     if comptime!(!form.several) {
         sync_cube();
         write(&sums, order, &tile, &part, output, &sizes, out, second_out, V::value().comptime(), limit, form);
+    }
+    let is_done = then_norm.is_memory();
+    if comptime!(!is_done) {
+        let is_first = !part.is_second && part.cube < groups;
+        if is_first && is_last(counters, 0usize, groups) {
+            let row = out.as_vectorized().with_vector_size::<V>();
+            then_norm.write(row, normed, 0usize, 1usize, sizes.outputs / V::value().comptime());
+        }
     }
     // Cubes of other matrices have had an empty tile so far.
     let mut before = sizes.outputs.div_ceil(form.outputs()) * sizes.max_tiles;

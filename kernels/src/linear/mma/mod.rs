@@ -24,12 +24,14 @@ use cubecl::prelude::*;
 
 use self::kernel::linear_mma_kernel;
 use self::select::Form;
-pub(super) use self::select::{has_instruction, supported, takes, takes_latents, tile_tokens};
+pub(super) use self::select::{has_instruction, supported, takes, takes_latents, takes_norm, tile_tokens};
+use crate::common::last_cube::counters;
+use crate::common::launch::{dummy, share};
 use crate::linear::choice::PairExpertsArgs;
 use crate::linear::grid::Grid;
 use crate::linear::latents::BesideArgs;
 use crate::linear::source::RowSourceArgs;
-use crate::linear::{Before, Choice, LatentRows, LinearSizes, Products};
+use crate::linear::{Before, Choice, LinearSizes, Products, With};
 use crate::residual_norm::UNITS as NORM_UNITS;
 
 /// Units of a plane. The matrix instructions are defined for this number.
@@ -56,7 +58,7 @@ pub(super) fn launch(
     client: &Client,
     products: Products,
     mut grid: Grid,
-    (before, latents): (Before, Option<LatentRows>),
+    (before, with): (Before, With),
     (choice, sizes): (Choice, &LinearSizes),
     address: AddressType,
     elem: ElemType,
@@ -96,9 +98,18 @@ pub(super) fn launch(
     let more = grid.more.into_iter().map(|matrix| more::bind(client, matrix, (form, cubes), sizes)).collect();
     let pairs = PairExpertsArgs::new(client, grid.route);
     let (mut beside, mut cubes_beside) = (BesideArgs::Nothing, 0);
-    if let Some(latents) = latents {
-        let width = products.inputs + products.carried;
-        (beside, cubes_beside) = latents.bind([grid.tokens, width, VECTOR, UNITS]);
+    let (mut then_norm, mut normed, mut own_counters) = (RowSourceArgs::Memory, dummy(client), dummy(client));
+    match with {
+        With::Latents(latents) => {
+            let width = products.inputs + products.carried;
+            (beside, cubes_beside) = latents.bind([grid.tokens, width, VECTOR, UNITS]);
+        }
+        With::Norm(norm) => {
+            let x = share(&norm.x);
+            (normed, own_counters) = (share(&norm.out), counters(client));
+            (then_norm, _) = RowSourceArgs::new(client, Before::NormRope(*norm), x, [products.outputs, UNITS]);
+        }
+        With::Nothing | With::Route(_) => {}
     }
     linear_mma_kernel::launch(
         client,
@@ -119,6 +130,9 @@ pub(super) fn launch(
         source,
         beside,
         pairs,
+        then_norm,
+        normed,
+        own_counters,
         form,
         elem,
     );
@@ -141,6 +155,10 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         _ if name.contains("rope_heads") => source::offline_heads(Norm::None, UNITS),
         _ if name.contains("rms_normed") => source::offline_heads(Norm::Weighted, UNITS),
         _ if name.contains("normed_pair") => source::offline_normed(8),
+        _ => RowSourceArgs::Memory,
+    };
+    let then_norm = |name: &str| match name {
+        _ if name.contains("then_norm") => source::offline_heads(Norm::Weighted, UNITS),
         _ => RowSourceArgs::Memory,
     };
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
@@ -197,6 +215,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     source(name),
                     beside(latents),
                     pairs(),
+                    then_norm(name),
+                    _,
+                    _,
                     form,
                     elem
                 ]
@@ -247,6 +268,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.pair_more", Rows::Dense, false, false, 1, true),
             entry("linear.mma.pair_more.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.single_pair_more.fp8", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.single_pair_more_then_norm.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.few.parts", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64.parts", Rows::Dense, false, false, 8, false),
             entry("linear.mma.normed_pair.v3.parts", Rows::Dense, false, false, 1, true),

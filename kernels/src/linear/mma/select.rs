@@ -9,7 +9,7 @@ use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR};
 use crate::common::launch::multiprocessors;
 use crate::linear::grid::{Grid, Rows};
 use crate::linear::parts::BLOCK;
-use crate::linear::{Before, LatentRows, LinearForm, LinearSizes, Products, WeightFormat};
+use crate::linear::{Before, LatentRows, LinearArgs, LinearForm, LinearSizes, Products, WeightFormat, Work};
 use crate::merge_splits::MergeSplitsArgs;
 use crate::norm_rope::NormRopeArgs;
 use crate::residual_norm::{AddRmsNormArgs, Summand};
@@ -113,6 +113,13 @@ fn norm_ropes(client: &Client, products: &Products, grid: &Grid, args: &NormRope
 /// Whether the launch can turn the channels that it carries, and put latents into a cache.
 pub(crate) fn takes_latents(carried: usize, latents: &LatentRows) -> bool {
     carried == 2 * latents.pairs && latents.cache_width.is_multiple_of(VECTOR)
+}
+
+/// Whether the last cube to write a single token's row of `out` can norm it. The order of the sum is that of vectors as this kernel loads
+/// them.
+pub(crate) fn takes_norm(client: &Client, args: &LinearArgs, norm: &NormRopeArgs) -> bool {
+    let one_token = matches!(args.work, Work::Dense { rows: 1, .. }) && args.inputs * args.outputs > 0;
+    one_token && norm.width == args.outputs && norm.shape(client.properties()).vector == VECTOR
 }
 
 /// Tokens of a tile for matrices that meet so many rows.

@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 use mla_ops::{
-    CompressKvArgs, CompressKvOptions, CompressedKv, Determinism, InverseRope, Residual, RopeWritten, SparseMlaArgs,
-    SparseMlaOptions, SparseScope, StackedWeight, linear_by_head, linear_each, sparse_mla,
+    CompressKvArgs, CompressKvOptions, CompressedKv, Determinism, InverseRope, RopeWritten, SparseMlaArgs,
+    SparseMlaOptions, SparseScope, StackedWeight, linear_by_head, linear_each, linear_each_normed, sparse_mla,
 };
 
 use super::cache::V4Cache;
@@ -57,6 +57,7 @@ enum Compression {
 
 /// What the weights make of a layer's input.
 struct Projected {
+    /// Normed.
     q_latent: Tensor<2>,
     kv: Tensor<2>,
     compressed: Compressed,
@@ -108,16 +109,14 @@ impl SharedKvAttention {
         let entries = step.entries(self.spec);
         let Projected { q_latent, kv, compressed: Compressed { kv_gates, head_weights } } =
             self.project(x, entries, determinism)?;
-        let mut q_latent = Residual::new(q_latent);
-        let mut q_latent = self.q_norm.forward(&mut q_latent)?;
         let indexer = entries.and_then(|entries| self.compression.indexer(entries));
         let (q, index_q) = match indexer {
             Some(indexer) => {
                 let weights = [self.wq_b.weight(), indexer.wq_b.weight()];
-                let [q, index_q] = linear_each(&mut q_latent, weights, determinism)?;
+                let [q, index_q] = linear_each(q_latent, weights, determinism)?;
                 (q, Some(index_q.reshape([tokens, indexer.heads, indexer.width])))
             }
-            None => (self.wq_b.forward(&mut q_latent, determinism)?, None),
+            None => (self.wq_b.forward(q_latent, determinism)?, None),
         };
         let q = q.reshape([tokens, self.heads, self.head_dim]);
         let calls = self.begin_entries(kv_gates, step, entries, cache)?;
@@ -137,26 +136,27 @@ impl SharedKvAttention {
 
     /// All that this layer's weights make of x `[N, hidden]`, in one launch for a few tokens.
     fn project(&self, x: Tensor<2>, entries: Option<&EntryStep>, determinism: Determinism) -> Result<Projected> {
-        let (wq_a, wkv) = (self.wq_a.weight(), self.wkv.weight());
+        let (wq_a, wkv, norm) = (self.wq_a.weight(), self.wkv.weight(), self.q_norm.of_rows());
         let (q_latent, kv, compressed) = match (&self.compression, entries) {
             (Compression::Heavy(compressor), Some(_)) => {
                 let weights = [wq_a, wkv, compressor.kv_gates().weight()];
-                let [q_latent, kv, kv_gates] = linear_each(x, weights, determinism)?;
+                let [q_latent, kv, kv_gates] = linear_each_normed(x, weights, norm, determinism)?;
                 (q_latent, kv, Compressed { kv_gates: vec![kv_gates], head_weights: None })
             }
             (Compression::Sparse { compressor, indexer }, Some(entries)) => {
                 let gates = [compressor, &indexer.compressor].map(|compressor| compressor.kv_gates().weight());
                 if let SeenEntries::Picked(_) = entries.seen {
                     let weights = [wq_a, wkv, gates[0], gates[1], indexer.weights_proj.weight()];
-                    let [q_latent, kv, own, index, head_weights] = linear_each(x, weights, determinism)?;
+                    let [q_latent, kv, own, index, head_weights] = linear_each_normed(x, weights, norm, determinism)?;
                     (q_latent, kv, Compressed { kv_gates: vec![own, index], head_weights: Some(head_weights) })
                 } else {
-                    let [q_latent, kv, own, index] = linear_each(x, [wq_a, wkv, gates[0], gates[1]], determinism)?;
+                    let weights = [wq_a, wkv, gates[0], gates[1]];
+                    let [q_latent, kv, own, index] = linear_each_normed(x, weights, norm, determinism)?;
                     (q_latent, kv, Compressed { kv_gates: vec![own, index], head_weights: None })
                 }
             }
             _ => {
-                let [q_latent, kv] = linear_each(x, [wq_a, wkv], determinism)?;
+                let [q_latent, kv] = linear_each_normed(x, [wq_a, wkv], norm, determinism)?;
                 (q_latent, kv, Compressed::default())
             }
         };

@@ -3,6 +3,7 @@
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
 
 use crate::Determinism;
+use crate::ops::norm_rope::BackendNorm;
 use crate::ops::residual_norm::BackendProducts;
 use crate::weight::BackendWeight;
 
@@ -75,11 +76,13 @@ pub(crate) trait LinearBackend: Backend {
         determinism: Determinism,
     ) -> FloatTensor<Self>;
 
-    /// x `[N, in]`: the products with each of the weights, which have its dtype.
-    #[fusion(meta = |x, weights, _| fusion::linear_each(x, weights))]
+    /// x `[N, in]`: the products with each of the weights, which have its dtype. A weighted norm takes the place of the first product,
+    /// whose weight is in blocks if one is.
+    #[fusion(meta = |x, weights, _, _| fusion::linear_each(x, weights))]
     fn linear_each(
         x: FloatTensor<Self>,
         #[extension_type] weights: BackendWeights<Self>,
+        #[extension_type] norm: BackendNorm<Self>,
         determinism: Determinism,
     ) -> BackendProducts<Self>;
 }
@@ -123,9 +126,16 @@ impl LinearBackend for burn::backend::Flex {
     fn linear_each(
         x: FloatTensor<Self>,
         weights: BackendWeights<Self>,
+        norm: BackendNorm<Self>,
         determinism: Determinism,
     ) -> BackendProducts<Self> {
+        use crate::ops::norm_rope::reference::rms_norm;
+        use crate::reference::{IntoFlex, tensor};
         let product = |weight| <Self as LinearBackend>::linear(x.clone(), weight, determinism);
-        BackendProducts::new(weights.into_vec().into_iter().map(product))
+        let mut products = Vec::from_iter(weights.into_vec().into_iter().map(product));
+        if let BackendNorm::Weighted(weight, eps) = norm {
+            products[0] = rms_norm(tensor(products[0].clone()), tensor(weight), eps).into_flex();
+        }
+        BackendProducts::new(products)
     }
 }

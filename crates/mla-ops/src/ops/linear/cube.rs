@@ -6,7 +6,9 @@ use mla_kernels::linear::{self, LinearArgs, LinearForm, LinearSizes, OtherMatrix
 
 use super::backend::{BackendWeights, LinearBackend};
 use crate::Determinism;
+use crate::ops::norm_rope::BackendNorm;
 use crate::ops::residual_norm::BackendProducts;
+use crate::ops::residual_norm::cube::rms_norm_args;
 use crate::tensors::{contiguous, dims, empty};
 use crate::weight::BackendWeight;
 
@@ -16,7 +18,12 @@ impl LinearBackend for CubeBackend {
         rows(x, weight, outputs, (LinearForm::default(), 0.0), determinism)
     }
 
-    fn linear_each(x: CubeTensor, weights: BackendWeights<Self>, determinism: Determinism) -> BackendProducts<Self> {
+    fn linear_each(
+        x: CubeTensor,
+        weights: BackendWeights<Self>,
+        norm: BackendNorm<Self>,
+        determinism: Determinism,
+    ) -> BackendProducts<Self> {
         let (x, mut weights) = (contiguous(x), Vec::from_iter(weights.into_vec().into_iter().enumerate()));
         // As a launch takes them.
         weights.sort_by_key(|(_, weight)| weight.format().is_dense());
@@ -25,8 +32,16 @@ impl LinearBackend for CubeBackend {
             let sizes = Vec::from_iter(weights.iter().map(|(_, weight)| sizes_of_row(weight)));
             let count = linear::joined(&x.client, &sizes);
             let (places, joined): (Vec<usize>, Vec<_>) = weights.drain(..count).unzip();
-            let (args, outs) = each_args(x.clone(), joined, determinism);
-            linear::launch(&x.client, args);
+            let (args, mut outs) = each_args(x.clone(), joined, determinism);
+            match &norm {
+                BackendNorm::Weighted(weight, eps) if places[0] == 0 => {
+                    let normed = empty(&x, dims::<2>(&outs[0]), x.dtype);
+                    let norm = rms_norm_args(&outs[0], &contiguous(weight.clone()), &normed, *eps);
+                    linear::launch_then_norm(&x.client, args, norm);
+                    outs[0] = normed;
+                }
+                _ => linear::launch(&x.client, args),
+            }
             products.extend(places.into_iter().zip(outs));
         }
         products.sort_by_key(|&(place, _)| place);

@@ -10,6 +10,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
 pub(crate) use self::backend::*;
+use super::norm_rope::checks::check_norm;
 use super::products::is_small_batch;
 use super::residual_norm::{BackendProducts, BackendReader, Normed, Pending, ResidualNormBackend, Rows};
 use crate::check::Check;
@@ -110,6 +111,29 @@ pub fn linear_each<'a, 'r: 'a, const N: usize>(
         Rows::InMemory(x) => in_memory::linear_each(&x, &weights, determinism),
         Rows::Normed(normed) => of_normed(normed, &check, &weights, determinism),
     };
+    Ok(products.try_into().expect("a product for each weight"))
+}
+
+/// [`linear_each`] with the [`rms_norm`](crate::rms_norm) of the first product in its place, of a weight f32 `[out]` and an epsilon: the
+/// same bits, but for a single row on a GPU with matrix instructions it is one launch.
+///
+/// # Errors
+/// As [`linear`] and [`rms_norm`](crate::rms_norm).
+pub fn linear_each_normed<const N: usize>(
+    x: Tensor<2>,
+    weights: [&Weight; N],
+    norm: (Tensor<1>, f32),
+    determinism: Determinism,
+) -> Result<[Tensor<2>; N], MlaError> {
+    let x = Rows::from(x);
+    let check = x.check("linear_each_normed")?;
+    for weight in weights {
+        check_weight(&check, ("weights", weight), &x, false)?;
+    }
+    if let [first, ..] = &weights[..] {
+        check_norm(&check, "norm", &norm.0, first.dims()[0], norm.1)?;
+    }
+    let products = in_memory::linear_each_normed(x.tensor(), &weights, norm, determinism);
     Ok(products.try_into().expect("a product for each weight"))
 }
 

@@ -4,6 +4,8 @@ use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTens
 
 use crate::Determinism;
 use crate::ops::linear::{BackendWeights, LinearBackend};
+#[cfg(any(feature = "flex", feature = "_gpu"))]
+use crate::ops::norm_rope::BackendNorm;
 use crate::weight::BackendWeight;
 
 /// What reads a norm, where that may be in the launch that computes it.
@@ -148,7 +150,7 @@ pub(crate) fn read<B: LinearBackend>(normed: &FloatTensor<B>, reader: BackendRea
             BackendProducts::One(<B as LinearBackend>::linear(normed.clone(), weight, determinism))
         }
         BackendReader::LinearPair(first, second, determinism) => {
-            B::linear_each(normed.clone(), BackendWeights::Two(first, second), determinism)
+            B::linear_each(normed.clone(), BackendWeights::Two(first, second), BackendNorm::None, determinism)
         }
     }
 }

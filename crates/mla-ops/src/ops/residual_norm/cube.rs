@@ -59,7 +59,7 @@ impl ResidualNormBackend for CubeBackend {
 }
 
 /// The norm of rows as [`rms_norm`](crate::rms_norm) computes it.
-fn rms_norm_args(x: &CubeTensor, weight: &CubeTensor, out: &CubeTensor, eps: f32) -> NormRopeArgs {
+pub(crate) fn rms_norm_args(x: &CubeTensor, weight: &CubeTensor, out: &CubeTensor, eps: f32) -> NormRopeArgs {
     let ([tokens, width], elem) = (dims(x), dtype_to_elem_type(x.dtype));
     let (heads, pairs, norm, norm_whole_head, inverse) = (1, 0, Norm::Weighted, true, false);
     let (cos, sin) = (weight, weight);
