@@ -154,7 +154,7 @@ pub(super) fn read_token<E: Float, N: Size, W: Size>(
 ) {
     let n = comptime!(form.streams);
     let (own_warp, lane) = (warp::uniform(UNIT_POS / 32) as usize, UNIT_POS as usize % LANES);
-    let own = Channels::<E, N, W>::load(streams, norm_weight, token, form);
+    let own = Channels::<E, N>::load(streams, token, form);
     // Lanes past the numbers have the last one.
     let number = min(lane, comptime!(form.count() - 2));
     let part = min(number / n, 2usize.runtime());
@@ -173,7 +173,7 @@ pub(super) fn read_token<E: Float, N: Size, W: Size>(
         if own_warp == 0 && lane >= n && lane < 2 * n {
             post[token * n + lane - n] = 2.0 * share;
         }
-        own.write_norm(share + numbers.eps, input, token, numbers.norm_eps, form);
+        own.write_norm::<W>(share + numbers.eps, norm_weight, input, token, numbers.norm_eps, form);
     }
 }
 
@@ -219,48 +219,52 @@ fn sum_of_number(
     total
 }
 
-/// What a unit has of a token: in each round a vector of channels in all streams, and of the norm's weight.
+/// What a unit has of a token: in each round a vector of channels in all streams.
 #[derive(CubeType)]
-struct Channels<E: Float, N: Size, W: Size> {
+struct Channels<E: Float, N: Size> {
     streams: Sequence<Vector<E, N>>,
-    weights: Sequence<Vector<f32, W>>,
 }
 
 #[cube]
-impl<E: Float, N: Size, W: Size> Channels<E, N, W> {
+impl<E: Float, N: Size> Channels<E, N> {
     /// Past the last vector, that one.
-    fn load(
-        streams: &[Vector<E, N>],
-        norm_weight: &[Vector<f32, W>],
-        token: usize,
-        #[comptime] form: Form,
-    ) -> Channels<E, N, W> {
+    fn load(streams: &[Vector<E, N>], token: usize, #[comptime] form: Form) -> Channels<E, N> {
         let (n, vectors) = comptime!((form.streams, form.vectors));
-        let lanes = N::value().comptime();
-        let weight_lanes = W::value().comptime();
-        let pieces = comptime!(lanes / weight_lanes);
         let mut own = Sequence::<Vector<E, N>>::new();
-        let mut weights = Sequence::<Vector<f32, W>>::new();
         #[unroll]
         for round in 0..comptime!(form.rounds()) {
-            let column = min(UNIT_POS as usize + round * form.workers, comptime!(vectors - 1));
+            let column = column_of_round(round, form);
             #[unroll]
             for k in 0..n {
                 own.push(streams[(token * n + k) * vectors + column]);
             }
-            #[unroll]
-            for piece in 0..pieces {
-                weights.push(norm_weight[column * pieces + piece]);
-            }
         }
-        Channels::<E, N, W> { streams: own, weights }
+        Channels::<E, N> { streams: own }
     }
 
     /// Writes the norm of the sum of the streams, of which lane `k` has the share of stream `k`. Called by the warps with channels.
-    fn write_norm(&self, share: f32, input: &mut [Vector<E, N>], token: usize, eps: f32, #[comptime] form: Form) {
+    fn write_norm<W: Size>(
+        &self,
+        share: f32,
+        norm_weight: &[Vector<f32, W>],
+        input: &mut [Vector<E, N>],
+        token: usize,
+        eps: f32,
+        #[comptime] form: Form,
+    ) {
         let (n, vectors) = comptime!((form.streams, form.vectors));
         let lanes = N::value().comptime();
         let weight_lanes = W::value().comptime();
+        let pieces = comptime!(lanes / weight_lanes);
+        // Not with the streams: registers are scarce as long as parts are on their way.
+        let mut weights = Sequence::<Vector<f32, W>>::new();
+        #[unroll]
+        for round in 0..comptime!(form.rounds()) {
+            #[unroll]
+            for piece in 0..pieces {
+                weights.push(norm_weight[column_of_round(round, form) * pieces + piece]);
+            }
+        }
         let mut shares = Sequence::<f32>::new();
         #[unroll]
         for k in 0..n {
@@ -291,14 +295,20 @@ impl<E: Float, N: Size, W: Size> Channels<E, N, W> {
                 let mut values = Vector::<f32, N>::cast_from(sums[round]);
                 #[unroll]
                 for lane in 0..lanes {
-                    let piece = comptime!(round * lanes / weight_lanes + lane / weight_lanes);
-                    let weight = self.weights[piece].extract(comptime!(lane % weight_lanes));
+                    let piece = comptime!(round * pieces + lane / weight_lanes);
+                    let weight = weights[piece].extract(comptime!(lane % weight_lanes));
                     values.insert(lane, values.extract(lane) * factor * weight);
                 }
                 input[token * vectors + column] = Vector::cast_from(values);
             }
         }
     }
+}
+
+/// The vector of a stream that a unit has in a round; past the last one, that one.
+#[cube]
+fn column_of_round(round: usize, #[comptime] form: Form) -> usize {
+    min(UNIT_POS as usize + round * form.workers, comptime!(form.vectors - 1))
 }
 
 /// The sum over the units that have channels, in so many warps, in an order that does not depend on anything. Called by these.
