@@ -229,17 +229,6 @@ impl<E: Float, V: Size> WeightRows<E, V> {
         fetched
     }
 
-    /// Asks the L2 cache for a row of so many columns of a matrix in blocks. Rows have a multiple of 32 columns.
-    #[cfg(feature = "cuda")]
-    pub(super) fn prefetch(&self, row: &WeightRow, columns: usize) {
-        #[comptime]
-        match self {
-            WeightRows::Dense(_) => {}
-            WeightRows::Fp8(packed) => packed.prefetch(row, columns),
-            WeightRows::Fp4(packed) => packed.prefetch(row, columns),
-        }
-    }
-
     /// In which format the matrix is stored.
     #[cfg(feature = "cuda")]
     pub(super) fn format(&self) -> comptime_type!(WeightFormat) {

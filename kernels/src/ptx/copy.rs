@@ -80,28 +80,6 @@ pub(crate) fn load_global_16<T: CubePrimitive>(source: &[T], #[comptime] offset:
     words
 }
 
-/// Whether the device has [`prefetch_to_l2()`]: sm_90 and later.
-#[cube]
-pub(crate) fn has_bulk_copies() -> comptime_type!(bool) {
-    let device = comptime::device_properties();
-    comptime!(matches!(device.identity.fingerprint.as_str(), "ptx_sm90" | "ptx_sm100"))
-}
-
-/// Asks the L2 cache for the `bytes` with which `source` begins: `cp.async.bulk.prefetch.L2` (PTX ISA, "Data Movement and Conversion
-/// Instructions: cp.async.bulk.prefetch").
-///
-/// Any thread; the address and the number are multiples of 16. Nothing waits for it.
-#[cube]
-pub(crate) fn prefetch_to_l2<T: CubePrimitive>(source: &[T], bytes: u32) {
-    let source = source.as_ptr();
-    gpu_asm!(
-        "cp.async.bulk.prefetch.L2.global [{source}], {bytes};",
-        source = mem_in(_) source,
-        bytes = in(_) read::<u32>(bytes),
-        options(explicit_mem, reads_address_space global)
-    );
-}
-
 /// [`load_global_16()`] of 4 bytes, whose address is a multiple of 4; zero without reading anything if not `reads`: `ld.global`.
 #[cube]
 pub(crate) fn load_global_4_or_zero<T: CubePrimitive>(source: &[T], #[comptime] offset: u32, reads: bool) -> u32 {

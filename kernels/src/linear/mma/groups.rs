@@ -7,13 +7,11 @@ use super::select::Form;
 use super::unit::{inputs_of_unit, multiply_all, rows_of_unit, store, write};
 use super::{K, M, N, VECTOR};
 use crate::linear::grid::{Part, Sizes, Tile};
-use crate::linear::weight::{WeightRow, WeightRows};
-use crate::ptx::copy::has_bulk_copies;
+use crate::linear::weight::WeightRows;
 
 /// Multiplies and writes the groups of cube `number` of those of a tile, if that has rows.
 ///
-/// Sums of a group are added up while the planes are at the next one: they have two places in turn, and a barrier between. The memory has
-/// the rows of the next one ready in L2 meanwhile, since nothing else is asked for while codes are decoded and sums added up.
+/// Sums of a group are added up while the planes are at the next one: they have two places in turn, and a barrier between.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn multiply_groups<E: Float, V: Size>(
@@ -34,7 +32,6 @@ pub(super) fn multiply_groups<E: Float, V: Size>(
     let len = comptime!(form.sums());
     let groups = part.outputs.div_ceil(form.outputs());
     let chunks = part.vectors / comptime!(form.chunk() / VECTOR);
-    let prefetches = has_bulk_copies().comptime();
     let mut group = number * sizes.groups;
     if tile.count > 0 {
         let end = min(group + sizes.groups, groups);
@@ -47,9 +44,6 @@ pub(super) fn multiply_groups<E: Float, V: Size>(
             #[unroll]
             for i in 0..comptime!(2 * form.steps) {
                 acc[i] = Vector::new(0.0f32);
-            }
-            if comptime!(prefetches) && group + 1 < end {
-                prefetch(weight, tile, part, output + form.outputs(), sizes.matrix_stride, form);
             }
             multiply_all(x, weight, &own, &other, &inputs, chunks, &mut acc, form);
             store(&acc, &mut sums[place..place + len], form);
@@ -70,26 +64,5 @@ pub(super) fn multiply_groups<E: Float, V: Size>(
             place = len - place;
             group += 1;
         }
-    }
-}
-
-/// Asks the L2 cache for the rows of the group whose first output is `output`: a row of each of the first units.
-#[cube]
-fn prefetch<E: Float, V: Size>(
-    weight: &WeightRows<E, V>,
-    tile: &Tile,
-    part: &Part,
-    output: usize,
-    matrix_stride: usize,
-    #[comptime] form: Form,
-) {
-    let unit = UNIT_POS as usize;
-    if unit < M {
-        let mut row = min(output + unit, part.outputs - 1);
-        if comptime!(form.linear.gated) {
-            row = min(output + unit % (M / 2), part.outputs - 1) + unit / (M / 2) * part.outputs;
-        }
-        let row = WeightRow::new(tile.expert, tile.expert * matrix_stride, row, part.vectors, 0usize.runtime());
-        weight.prefetch(&row, part.vectors * VECTOR);
     }
 }

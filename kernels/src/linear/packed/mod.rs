@@ -19,8 +19,6 @@ pub(crate) use self::numbers::*;
 #[cfg(feature = "cuda")]
 use crate::common::launch::share;
 use crate::linear::weight_row::WeightRow;
-#[cfg(feature = "cuda")]
-use crate::ptx::copy::prefetch_to_l2;
 
 /// Columns of a block of FP8.
 pub const FP8_COLUMNS: usize = 128;
@@ -132,13 +130,6 @@ impl Fp8Rows {
         self.codes.as_vectorized().with_vector_size::<Const<4>>()[(row.first + column) / 2]
     }
 
-    /// Asks the L2 cache for the codes of so many columns of a row.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn prefetch(&self, row: &WeightRow, columns: usize) {
-        let first = row.first * 2;
-        prefetch_to_l2(&self.codes[first..first + 1], columns as u32);
-    }
-
     /// Their scale.
     pub(crate) fn scale<V: Size>(&self, row: &WeightRow, column: usize) -> f32 {
         let block = (row.column + column) * V::value().comptime() / FP8_COLUMNS;
@@ -219,16 +210,6 @@ impl Fp4Rows {
     #[cfg(feature = "cuda")]
     pub(crate) fn words_of_32(&self, row: &WeightRow, column: usize) -> Vector<u32, Const<4>> {
         self.codes.as_vectorized().with_vector_size::<Const<4>>()[(row.first + column) / 4]
-    }
-
-    /// Asks the L2 cache for the codes of so many columns of a row, and for their scales where these are whole pieces of 16 bytes.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn prefetch(&self, row: &WeightRow, columns: usize) {
-        prefetch_to_l2(&self.codes[row.first..row.first + 1], columns as u32 / 2);
-        if self.across.is_multiple_of(16) && self.matrix.is_multiple_of(16) {
-            let first = (row.matrix * self.matrix + row.row * self.across) / 4;
-            prefetch_to_l2(&self.scales[first..first + 1], self.across as u32);
-        }
     }
 
     /// The codes of the scales of four blocks, of which one has this column, in rows of a multiple of 128 columns.
