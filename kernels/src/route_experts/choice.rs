@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{Choice, Groups, RouteForm};
+use crate::common::plane;
 
 /// What hides an expert: not more than any score. (WGSL has no infinity.)
 const HIDDEN: f32 = f32::MIN;
@@ -50,7 +51,9 @@ pub(crate) fn choose(
 fn place_of(ranked: &[f32], expert: usize, #[comptime] experts: usize) -> usize {
     let own = ranked[expert];
     let mut place = 0usize.runtime();
-    if comptime!(experts.is_multiple_of(4)) {
+    // Shaders have no vectors of what is in memory as numbers.
+    let ptx = plane::is_ptx().comptime();
+    if comptime!(ptx && experts.is_multiple_of(4)) {
         let fours = ranked.as_vectorized().with_vector_size::<Const<4>>();
         for at in 0..comptime!(experts / 4) {
             let four = fours[at];
