@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use mla_ops::Determinism::{self, Fast};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertsMlpArgs, LocalExperts, Residual, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    SharedExperts, experts_mlp, linear, linear_by_head, linear_each, matmul, route_experts, swiglu,
+    SharedExperts, experts_mlp, linear, linear_by_head, linear_each, linear_each_normed, matmul, route_experts, swiglu,
 };
 use rstest::rstest;
 
@@ -162,6 +162,13 @@ fn ops_errors_projections() {
         };
         assert_refused(pair(zeros([4, 7], device), zeros([4, 8], device)), Shape, "weights");
         assert_refused(pair(zeros([4, 8], device), half([4, 8])), WrongType, "weights");
+        let normed = |width, eps| {
+            let weight = zeros::<2>([4, 8], device).into();
+            linear_each_normed(zeros([3, 8], device), [&weight], (zeros([width], device), eps), Fast)
+        };
+        normed(4, 0.0).expect("legal before it is changed");
+        assert_refused(normed(8, 0.0), Shape, "norm");
+        assert_refused(normed(4, f32::NAN), Value, "eps");
         let gated = |gate_up: Tensor<2>, limit| swiglu(zeros::<2>([3, 8], device), &gate_up.into(), limit, Fast);
         gated(zeros([4, 8], device), Some(1.0)).expect("legal before it is changed");
         assert_refused(gated(zeros([4, 7], device), None), Shape, "gate_up");

@@ -27,11 +27,6 @@ impl RmsNorm {
         Ok(residual.norm(&self.weight, self.eps)?)
     }
 
-    /// Weight and epsilon.
-    pub(crate) fn of_rows(&self) -> (Tensor<1>, f32) {
-        (self.weight.val(), self.eps)
-    }
-
     /// `[N, width]` -> `[N, width]`, in the dtype of x.
     pub(crate) fn apply(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         Ok(rms_norm(x, self.weight.val(), self.eps)?)

@@ -105,9 +105,9 @@ pub(super) fn launch(
             (beside, cubes_beside) = latents.bind([grid.tokens, width, VECTOR, UNITS]);
         }
         With::Norm(norm) => {
-            let x = share(&norm.x);
+            let width = norm.width;
             (normed, own_counters) = (share(&norm.out), counters(client));
-            (then_norm, _) = RowSourceArgs::new(client, Before::NormRope(*norm), x, [products.outputs, UNITS]);
+            (then_norm, _) = RowSourceArgs::new(client, Before::NormRope(*norm), dummy(client), [width, UNITS]);
         }
         With::Nothing | With::Route(_) => {}
     }
@@ -153,12 +153,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         "linear.mma.normed_pair" => source::offline_normed(6),
         // V4-Flash's groups of heads, and latent of the query.
         _ if name.contains("rope_heads") => source::offline_heads(Norm::None, UNITS),
-        _ if name.contains("rms_normed") => source::offline_heads(Norm::Weighted, UNITS),
+        _ if name.contains("rms_normed") || name == "norm" => source::offline_heads(Norm::Weighted, UNITS),
         _ if name.contains("normed_pair") => source::offline_normed(8),
-        _ => RowSourceArgs::Memory,
-    };
-    let then_norm = |name: &str| match name {
-        _ if name.contains("then_norm") => source::offline_heads(Norm::Weighted, UNITS),
         _ => RowSourceArgs::Memory,
     };
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
@@ -215,7 +211,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     source(name),
                     beside(latents),
                     pairs(),
-                    then_norm(name),
+                    source(if name.contains("then_norm") { "norm" } else { "" }),
                     _,
                     _,
                     form,

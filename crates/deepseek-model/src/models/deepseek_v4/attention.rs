@@ -136,7 +136,8 @@ impl SharedKvAttention {
 
     /// All that this layer's weights make of x `[N, hidden]`, in one launch for a few tokens.
     fn project(&self, x: Tensor<2>, entries: Option<&EntryStep>, determinism: Determinism) -> Result<Projected> {
-        let (wq_a, wkv, norm) = (self.wq_a.weight(), self.wkv.weight(), self.q_norm.of_rows());
+        let (wq_a, wkv) = (self.wq_a.weight(), self.wkv.weight());
+        let norm = (self.q_norm.weight.val(), self.q_norm.eps);
         let (q_latent, kv, compressed) = match (&self.compression, entries) {
             (Compression::Heavy(compressor), Some(_)) => {
                 let weights = [wq_a, wkv, compressor.kv_gates().weight()];

@@ -76,8 +76,7 @@ pub(crate) trait LinearBackend: Backend {
         determinism: Determinism,
     ) -> FloatTensor<Self>;
 
-    /// x `[N, in]`: the products with each of the weights, which have its dtype. A weighted norm takes the place of the first product,
-    /// whose weight is in blocks if one is.
+    /// x `[N, in]`: the products with each of the weights, which have its dtype. Of the first one a weighted norm takes the place.
     #[fusion(meta = |x, weights, _, _| fusion::linear_each(x, weights))]
     fn linear_each(
         x: FloatTensor<Self>,

@@ -25,8 +25,9 @@ impl LinearBackend for CubeBackend {
         determinism: Determinism,
     ) -> BackendProducts<Self> {
         let (x, mut weights) = (contiguous(x), Vec::from_iter(weights.into_vec().into_iter().enumerate()));
-        // As a launch takes them.
-        weights.sort_by_key(|(_, weight)| weight.format().is_dense());
+        // As a launch takes them; what is normed is the first of one.
+        let normed = matches!(norm, BackendNorm::Weighted(..));
+        weights.sort_by_key(|&(place, ref weight)| !(normed && place == 0) && weight.format().is_dense());
         let mut products = Vec::with_capacity(weights.len());
         while !weights.is_empty() {
             let sizes = Vec::from_iter(weights.iter().map(|(_, weight)| sizes_of_row(weight)));

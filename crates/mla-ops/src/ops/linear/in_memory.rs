@@ -26,9 +26,19 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, determinism: Determinism) ->
     ))
 }
 
-/// Checked x `[N, in]`: a product for each weight. Those that a small-batch kernel computes share its launches.
-pub(crate) fn linear_each(x: &Tensor<2>, weights: &[&Weight], determinism: Determinism) -> Vec<Tensor<2>> {
-    let joint = |weight: &Weight| is_joint(x, weight, determinism);
+/// Checked x `[N, in]`: a product for each weight, or in place of the first one its norm. Those that a small-batch kernel computes share its
+/// launches.
+pub(crate) fn linear_each(
+    x: &Tensor<2>,
+    weights: &[&Weight],
+    mut norm: Option<(Tensor<1>, f32)>,
+    determinism: Determinism,
+) -> Vec<Tensor<2>> {
+    let device = x.device();
+    let joint = |weight: &Weight| {
+        let problem = LinearProblem::of_rows(x, weight, determinism);
+        problem.has_small_batch_kernel(&device) && !problem.has_many_rows_kernel(&device)
+    };
     let alone = |&(place, weight): &(usize, &Weight)| (place, linear(x.clone(), weight, determinism));
     let numbered = weights.iter().copied().enumerate();
     let (together, apart): (Vec<_>, Vec<_>) = numbered.partition(|(_, weight)| joint(weight));
@@ -36,8 +46,11 @@ pub(crate) fn linear_each(x: &Tensor<2>, weights: &[&Weight], determinism: Deter
     for some in together.chunks(MOST_WEIGHTS) {
         match BackendWeights::new(some.iter().map(|(_, weight)| (*weight).clone().into_backend())) {
             Some(several) => {
-                let of_some = Dispatch::linear_each(x.clone().into_dispatch(), several, BackendNorm::None, determinism)
-                    .into_vec();
+                let norm = match norm.take_if(|_| some[0].0 == 0) {
+                    Some((weight, eps)) => BackendNorm::Weighted(weight.into_dispatch(), eps),
+                    None => BackendNorm::None,
+                };
+                let of_some = Dispatch::linear_each(x.clone().into_dispatch(), several, norm, determinism).into_vec();
                 let of_some = of_some.into_iter().map(Tensor::from_dispatch);
                 products.extend(some.iter().map(|&(place, _)| place).zip(of_some));
             }
@@ -45,33 +58,9 @@ pub(crate) fn linear_each(x: &Tensor<2>, weights: &[&Weight], determinism: Deter
         }
     }
     products.sort_by_key(|&(place, _)| place);
-    products.into_iter().map(|(_, product)| product).collect()
-}
-
-/// The same with the norm of the first product in its place: one launch, if that has all of them.
-pub(crate) fn linear_each_normed(
-    x: Tensor<2>,
-    weights: &[&Weight],
-    (norm_weight, eps): (Tensor<1>, f32),
-    determinism: Determinism,
-) -> Vec<Tensor<2>> {
-    let leads = |weight: &Weight| weight.format().is_dense() || !weights[0].format().is_dense();
-    let together = weights.iter().all(|weight| is_joint(&x, weight, determinism) && leads(weight));
-    let several = BackendWeights::new(weights.iter().map(|weight| (*weight).clone().into_backend()));
-    if let Some(several) = several.filter(|_| together) {
-        let norm = BackendNorm::Weighted(norm_weight.into_dispatch(), eps);
-        let products = Dispatch::linear_each(x.into_dispatch(), several, norm, determinism);
-        return products.into_vec().into_iter().map(Tensor::from_dispatch).collect();
-    }
-    let mut products = linear_each(&x, weights, determinism);
-    if let Some(first) = products.first_mut() {
-        *first = rms_norm::in_memory(first.clone(), norm_weight, eps);
+    let mut products = Vec::from_iter(products.into_iter().map(|(_, product)| product));
+    if let (Some((weight, eps)), Some(first)) = (norm, products.first_mut()) {
+        *first = rms_norm::in_memory(first.clone(), weight, eps);
     }
     products
-}
-
-/// Whether a small-batch kernel computes the product.
-fn is_joint(x: &Tensor<2>, weight: &Weight, determinism: Determinism) -> bool {
-    let (problem, device) = (LinearProblem::of_rows(x, weight, determinism), x.device());
-    problem.has_small_batch_kernel(&device) && !problem.has_many_rows_kernel(&device)
 }

@@ -108,7 +108,7 @@ pub fn linear_each<'a, 'r: 'a, const N: usize>(
         check_weight(&check, ("weights", weight), &x, false)?;
     }
     let products = match x {
-        Rows::InMemory(x) => in_memory::linear_each(&x, &weights, determinism),
+        Rows::InMemory(x) => in_memory::linear_each(&x, &weights, None, determinism),
         Rows::Normed(normed) => of_normed(normed, &check, &weights, determinism),
     };
     Ok(products.try_into().expect("a product for each weight"))
@@ -133,7 +133,7 @@ pub fn linear_each_normed<const N: usize>(
     if let [first, ..] = &weights[..] {
         check_norm(&check, "norm", &norm.0, first.dims()[0], norm.1)?;
     }
-    let products = in_memory::linear_each_normed(x.tensor(), &weights, norm, determinism);
+    let products = in_memory::linear_each(&x.tensor(), &weights, Some(norm), determinism);
     Ok(products.try_into().expect("a product for each weight"))
 }
 
@@ -145,7 +145,7 @@ fn of_normed(normed: &mut Normed<'_>, check: &Check, weights: &[&Weight], determ
     };
     match products {
         Some(products) => products.into_vec().into_iter().map(Tensor::from_dispatch).collect(),
-        None => in_memory::linear_each(&normed.tensor(), weights, determinism),
+        None => in_memory::linear_each(&normed.tensor(), weights, None, determinism),
     }
 }
 
