@@ -11,7 +11,7 @@ use cubecl::server::Handle;
 use cubecl_common::device::ServiceId;
 use cubecl_core::environment::stream::StreamId;
 
-use crate::ptx::atomic;
+use crate::ptx::{atomic, warp};
 
 /// Counters of a queue: so many groups of cubes of a launch have a last one each.
 pub(crate) const COUNTERS: usize = 64;
@@ -37,10 +37,13 @@ pub(crate) fn counters(client: &Client) -> BufferArg {
 pub(crate) fn is_last(counters: &mut [u32], counter: usize, cubes: usize) -> bool {
     let mut before = Shared::<[u32]>::new_slice(1usize);
     let last = cubes as u32 - 1;
+    // Lanes come together, wherever they come from: some kernels shuffle behind the branch.
+    sync_plane();
     sync_cube();
     if UNIT_POS == 0 {
         before[0] = atomic::count(&counters[counter..counter + 1], last);
     }
+    sync_plane();
     sync_cube();
-    before[0] == last
+    warp::uniform(before[0]) == last
 }
