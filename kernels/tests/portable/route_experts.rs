@@ -100,6 +100,7 @@ fn experts_route(#[case] form: RouteForm) {
         let (indices, weights) = (client.empty(4 * given.len()), client.empty(4 * given.len()));
         let args = RouteArgs {
             logits: arg(&upload(client, &logits), logits.len()),
+            product: None,
             bias: arg(&upload(client, &bias), experts),
             given: arg(&upload(client, &given), given.len()),
             rows: arg(&upload(client, &rows), TOKENS),
@@ -139,6 +140,7 @@ fn experts_route_ties() {
         let unused = upload(client, &[0i32]);
         let args = RouteArgs {
             logits: arg(&upload(client, &logits), 80),
+            product: None,
             bias: arg(&unused, 1),
             given: arg(&unused, 1),
             rows: arg(&unused, 1),
