@@ -3,20 +3,28 @@
 //! Cubes count themselves. Launches of a queue run one after the other, so they have their counters in common: each is zero before a
 //! launch and behind it.
 
+#[cfg(feature = "cuda")]
 use std::collections::HashMap;
+#[cfg(feature = "cuda")]
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use cubecl::prelude::*;
+#[cfg(feature = "cuda")]
 use cubecl::server::Handle;
+#[cfg(feature = "cuda")]
 use cubecl_common::device::ServiceId;
+#[cfg(feature = "cuda")]
 use cubecl_core::environment::stream::StreamId;
 
+#[cfg(feature = "cuda")]
 use crate::ptx::{atomic, warp};
 
 /// Counters of a queue: so many groups of cubes of a launch have a last one each.
+#[cfg(feature = "cuda")]
 pub(crate) const COUNTERS: usize = 64;
 
 /// u32 `[COUNTERS]` of this thread's queue. They stay: captured launches go on counting.
+#[cfg(feature = "cuda")]
 pub(crate) fn counters(client: &Client) -> BufferArg {
     static OF_QUEUES: LazyLock<Mutex<HashMap<(ServiceId, StreamId), Handle>>> = LazyLock::new(Mutex::default);
     let queues = || OF_QUEUES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,4 +54,25 @@ pub(crate) fn is_last(counters: &mut [u32], counter: usize, cubes: usize) -> boo
     sync_plane();
     sync_cube();
     warp::uniform(before[0]) == last
+}
+
+/// In place of the instructions, which no device of this build has.
+#[cfg(not(feature = "cuda"))]
+mod atomic {
+    use cubecl::prelude::*;
+
+    #[cube]
+    pub(super) fn count(_counter: &[u32], last: u32) -> u32 {
+        last
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod warp {
+    use cubecl::prelude::*;
+
+    #[cube]
+    pub(super) fn uniform(value: u32) -> u32 {
+        value
+    }
 }

@@ -2,7 +2,6 @@
 
 pub(crate) mod device;
 pub(crate) mod keys;
-#[cfg(feature = "cuda")]
 pub(crate) mod last_cube;
 pub(crate) mod launch;
 pub(crate) mod plane;

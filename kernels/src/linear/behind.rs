@@ -4,11 +4,13 @@
 use cubecl::prelude::*;
 
 #[cfg(feature = "cuda")]
-use crate::common::last_cube::{counters, is_last};
+use crate::common::last_cube::counters;
+use crate::common::last_cube::is_last;
 #[cfg(feature = "cuda")]
 use crate::common::launch::or_dummy;
 #[cfg(feature = "cuda")]
-use crate::route_experts::{Choice, RouteArgs, RouteForm, route_token};
+use crate::route_experts::{Choice, RouteArgs};
+use crate::route_experts::{RouteForm, route_token};
 
 /// What is done behind a product. Launches make `BehindArgs`.
 #[derive(CubeType, CubeLaunch)]
@@ -17,12 +19,10 @@ pub(crate) enum Behind {
     /// Nothing.
     Nothing,
     /// Experts are chosen.
-    #[cfg(feature = "cuda")]
     Route(RouteOfToken),
 }
 
-/// What becomes of the logits of a single token: see [`RouteArgs`].
-#[cfg(feature = "cuda")]
+/// What becomes of the logits of a single token: see [`RouteArgs`](crate::route_experts::RouteArgs).
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct RouteOfToken {
     counters: &'static mut [u32],
@@ -62,13 +62,11 @@ impl Behind {
         #[comptime]
         match self {
             Behind::Nothing => {}
-            #[cfg(feature = "cuda")]
             Behind::Route(route) => route.run::<E>(product, cubes, units),
         }
     }
 }
 
-#[cfg(feature = "cuda")]
 #[cube]
 impl RouteOfToken {
     fn run<E: Float>(&mut self, product: &[E], cubes: usize, #[comptime] units: usize) {

@@ -104,6 +104,7 @@ impl<N: Size> Merged<N> {
 
 /// What the splits of a row weigh that are few enough for one chain and one lot of loads: for several vectors of the row, each with the
 /// bits that [`Merged`] gives it.
+#[cfg(feature = "cuda")]
 #[derive(CubeType)]
 pub(crate) struct Weights {
     pub(crate) highest: f32,
@@ -114,6 +115,7 @@ pub(crate) struct Weights {
     factors: Sequence<f32>,
 }
 
+#[cfg(feature = "cuda")]
 #[cube]
 impl Weights {
     pub(crate) fn of(lses: &[f32], splits: &Splits, #[comptime] loads: usize) -> Weights {
@@ -150,6 +152,7 @@ impl Weights {
     }
 }
 
+#[cfg(feature = "cuda")]
 #[cube]
 impl Splits {
     /// The row of a split, or of the last.
