@@ -256,7 +256,7 @@ impl<E: Float, N: Size> Channels<E, N> {
         let lanes = N::value().comptime();
         let weight_lanes = W::value().comptime();
         let pieces = comptime!(lanes / weight_lanes);
-        // Not with the streams: registers are scarce as long as parts are on their way.
+        // Not with the streams, which are waited for first: these are needed behind the norm's barrier.
         let mut weights = Sequence::<Vector<f32, W>>::new();
         #[unroll]
         for round in 0..comptime!(form.rounds()) {

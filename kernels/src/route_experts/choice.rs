@@ -3,7 +3,6 @@
 use cubecl::prelude::*;
 
 use super::{Choice, Groups, RouteForm};
-use crate::common::plane;
 
 /// What hides an expert: not more than any score. (WGSL has no infinity.)
 const HIDDEN: f32 = f32::MIN;
@@ -19,7 +18,7 @@ pub(crate) fn choose(
 ) {
     let unit = UNIT_POS as usize;
     // What the choice goes by: of two experts with the same, the first one is better.
-    let mut ranked = Shared::<[f32]>::new_aligned_slice(form.experts, 16usize);
+    let mut ranked = Shared::<[f32]>::new_slice(form.experts);
     let mut expert = unit;
     while expert < form.experts {
         let mut value = scores[expert];
@@ -45,35 +44,17 @@ pub(crate) fn choose(
     sync_cube();
 }
 
-/// How many experts are better than this one. Four at a time, where they come out even: each load is of all units together.
+/// How many experts are better than this one.
 #[allow(clippy::needless_range_loop, reason = "kernels have no iterators of slices")]
 #[cube]
 fn place_of(ranked: &[f32], expert: usize, #[comptime] experts: usize) -> usize {
     let own = ranked[expert];
     let mut place = 0usize.runtime();
-    // Shaders have no vectors of what is in memory as numbers.
-    let ptx = plane::is_ptx().comptime();
-    if comptime!(ptx && experts.is_multiple_of(4)) {
-        let fours = ranked.as_vectorized().with_vector_size::<Const<4>>();
-        for at in 0..comptime!(experts / 4) {
-            let four = fours[at];
-            #[unroll]
-            for i in 0..4usize {
-                place += is_better(four.extract(i), at * 4 + i, own, expert);
-            }
-        }
-    } else {
-        for other in 0..experts {
-            place += is_better(ranked[other], other, own, expert);
-        }
+    for other in 0..experts {
+        let value = ranked[other];
+        place += usize::cast_from(value > own || (value == own && other < expert));
     }
     place
-}
-
-/// 1 if the value of another expert is better than an expert's own, otherwise 0.
-#[cube]
-fn is_better(value: f32, other: usize, own: f32, expert: usize) -> usize {
-    usize::cast_from(value > own || (value == own && other < expert))
 }
 
 /// Hides the experts outside the best groups. Called by all units of a cube.
@@ -86,7 +67,7 @@ fn keep_best_groups(
 ) {
     let unit = UNIT_POS as usize;
     let size = comptime!(experts / groups.count);
-    let mut group_scores = Shared::<[f32]>::new_aligned_slice(groups.count, 16usize);
+    let mut group_scores = Shared::<[f32]>::new_slice(groups.count);
     let mut group = unit;
     while group < groups.count {
         let mut best = HIDDEN.runtime();
