@@ -191,13 +191,19 @@ fn ops_many_rows_experts_trimmed(#[case] pairs: &[usize]) {
     });
 }
 
-/// The experts `[tokens, top_k]` of random tokens, against plain loops. What nobody needs is NaN: experts without tokens, tokens
-/// without experts.
+/// [`assert_experts_of`] so many tokens that kernels for many rows take them.
 pub fn assert_experts(device: &Device, indices: &[i32], sizes: [usize; 5], dtype: DType, format: WeightFormat) {
     let [tokens, experts, top_k, hidden, width] = sizes;
     for problem in LinearProblem::experts([tokens, top_k, experts, hidden, width], dtype) {
         assert_path(problem.with_weight_format(format), device);
     }
+    assert_experts_of(device, indices, sizes, dtype, format);
+}
+
+/// The experts `[tokens, top_k]` of random tokens, against plain loops. What nobody needs is NaN: experts without tokens, tokens
+/// without experts.
+pub fn assert_experts_of(device: &Device, indices: &[i32], sizes: [usize; 5], dtype: DType, format: WeightFormat) {
+    let [tokens, experts, top_k, hidden, width] = sizes;
     let mut rng = rng(73);
     let mut x = random(&mut rng, tokens * hidden, dtype);
     for (x, experts) in x.chunks_mut(hidden).zip(indices.chunks(top_k)) {

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use mla_ops::Determinism::{BatchInvariant, Fast};
 use mla_ops::measure::linear_choice;
 use mla_ops::{
-    BlockFormat, Determinism, LinearProblem, Path, StackedWeight, Weight, WeightFormat, linear, linear_by_head,
+    BlockFormat, Determinism, LinearProblem, Path, StackedWeight, Weight, WeightFormat, explain_path, linear, linear_by_head,
 };
 use rand::RngExt;
 use rand::seq::SliceRandom;
@@ -15,7 +15,7 @@ use rstest::rstest;
 
 use crate::devices::{for_each_device, has_tiles, is_hopper};
 use crate::ops_fixture::{floats, rng, rounded, values};
-use crate::ops_many_rows::{assert_experts, assert_swiglu};
+use crate::ops_many_rows::{assert_experts, assert_experts_of, assert_swiglu};
 use crate::ops_weight_blocks::assert_many_rows_in_blocks;
 
 /// Each size of tile; two cubes share its tokens or its weights. Fewer blocks of channels than stages, and so many that each is filled
@@ -155,6 +155,35 @@ fn ops_mutants_linear_experts_in_blocks(#[case] pairs: &[usize], #[case] sizes: 
     on_hopper(|device| experts(pairs, 2, 1, sizes, BF16, format, device));
 }
 
+/// Experts of a few tokens: one piece and several, the last of which is not full; FP8 of more blocks than a warp has units, rows so long
+/// that a cube has fewer warps; an expert with several tiles, one without; fewer items than cubes, and many for a warp.
+#[rstest]
+#[case(&[3, 0, 9, 1], 2, [512, 512], BF16, BlockFormat::Fp4)]
+#[case(&[2], 0, [1536, 1024], F16, BlockFormat::Fp4)]
+#[case(&[17, 0, 2, 3, 0, 0, 1, 0], 1, [512, 1536], BF16, BlockFormat::Fp4)]
+#[case(&[2, 0, 11, 1], 1, [128, 256], BF16, BlockFormat::Fp8)]
+#[case(&[5], 0, [1152, 384], F16, BlockFormat::Fp8)]
+#[case(&[2, 1], 0, [4224, 128], BF16, BlockFormat::Fp8)]
+#[case(&[2], 0, [7168, 128], BF16, BlockFormat::Fp8)]
+fn ops_mutants_streamed(
+    #[case] pairs: &[usize],
+    #[case] without: usize,
+    #[case] sizes: [usize; 2],
+    #[case] dtype: DType,
+    #[case] format: BlockFormat,
+) {
+    on_hopper(|device| {
+        let format = WeightFormat::Blocks(format);
+        let (tokens, [hidden, width]) = (pairs.iter().sum::<usize>() + without, sizes);
+        for problem in LinearProblem::experts([tokens, 1, pairs.len(), hidden, width], dtype) {
+            let path = explain_path(&problem.with_weight_format(format), device).path;
+            assert_eq!(path, Path::PortableMma, "so few tokens have another kernel");
+        }
+        let (indices, sizes) = indices(pairs, without, 1, sizes);
+        assert_experts_of(device, &indices, sizes, dtype, format);
+    });
+}
+
 /// Rows of each head, in tiles of 128: one and five blocks of channels, the last of which is not full; more tiles than run together.
 #[rstest]
 #[case([70, 2, 8, 8, 16])]
@@ -280,15 +309,21 @@ fn experts(
     pairs: &[usize],
     without: usize,
     top_k: usize,
-    [hidden, width]: [usize; 2],
+    sizes: [usize; 2],
     dtype: DType,
     format: WeightFormat,
     device: &Device,
 ) {
+    let (indices, sizes) = indices(pairs, without, top_k, sizes);
+    assert_experts(device, &indices, sizes, dtype, format);
+}
+
+/// Their experts, and tokens, experts, pairs of a token and widths.
+fn indices(pairs: &[usize], without: usize, top_k: usize, [hidden, width]: [usize; 2]) -> (Vec<i32>, [usize; 5]) {
     let of_expert = |(expert, &count): (usize, &usize)| vec![expert as i32; count];
     let mut indices: Vec<i32> = pairs.iter().enumerate().flat_map(of_expert).collect();
     indices.resize(indices.len() + without, -1);
     indices.shuffle(&mut rng(83));
     let sizes = [indices.len() / top_k, pairs.len(), top_k, hidden, width];
-    assert_experts(device, &indices, sizes, dtype, format);
+    (indices, sizes)
 }

@@ -288,6 +288,21 @@ impl Tile {
         Tile { expert, first, count, per_token: sizes.per_token, rows }
     }
 
+    /// Tile `number` of those that are listed.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn listed(tiles: &[i32], number: usize, per_token: usize, #[comptime] rows: Rows) -> Tile {
+        let mut tile = Tile { expert: 0usize, first: 0usize, count: 0usize, per_token, rows };
+        tile.go_to(tiles, number);
+        tile
+    }
+
+    /// Becomes another one of those that are listed.
+    pub(crate) fn go_to(&mut self, tiles: &[i32], number: usize) {
+        self.expert = usize::cast_from(tiles[number * TILE]);
+        self.first = usize::cast_from(tiles[number * TILE + 1]);
+        self.count = usize::cast_from(tiles[number * TILE + 2]);
+    }
+
     /// The row of a single token's pair, if it has one of so many experts.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn take(&mut self, chosen: i32, experts: usize) {

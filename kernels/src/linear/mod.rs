@@ -22,12 +22,16 @@ pub(crate) mod packed;
 #[cfg(feature = "cuda")]
 mod parts;
 mod plain;
+#[cfg(feature = "cuda")]
+mod powers;
 mod select;
 mod sizes;
 #[cfg(feature = "cuda")]
 mod sm90;
 #[cfg(feature = "cuda")]
 mod source;
+#[cfg(feature = "cuda")]
+mod streamed;
 #[cfg(feature = "cuda")]
 mod tiled;
 pub(crate) mod weight;
@@ -223,6 +227,13 @@ fn launch_with(client: &Client, before: Before, with: With, args: LinearArgs) {
             tiled::launch(client, products.share(), args.work.share(), args.form, tokens, address, elem);
         }
         return tiled::launch(client, products, args.work, args.form, choice.tokens, address, elem);
+    }
+    #[cfg(feature = "cuda")]
+    if choice.path == Path::Mma
+        && let Some(form) = streamed::takes(client, &products, &args.work, choice, &sizes)
+    {
+        before.launch(client);
+        return streamed::launch(client, products, args.work, form, address, elem);
     }
     match choice.path {
         #[cfg(feature = "cuda")]

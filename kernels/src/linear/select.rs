@@ -48,7 +48,7 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
                 matrix: inputs and outputs of a multiple of 8), matrices and carried channels of 16 bytes",
         form: |client, sizes| tiled_choice(client, sizes).or_else(|| small_batch_choice(client, sizes)),
         #[cfg(feature = "offline")]
-        offline: || [mma::offline(), tiled::offline()].into_iter().flatten().collect(),
+        offline: || [mma::offline(), super::streamed::offline(), tiled::offline()].into_iter().flatten().collect(),
     },
     Variant {
         path: Path::Plain,

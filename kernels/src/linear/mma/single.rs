@@ -1,7 +1,6 @@
 //! A single row of x and weights in blocks of codes: what a unit does for a code decides how fast the codes come, so that it is little.
 //!
-//! The cube writes the row into shared memory as f16, with a power of two that brings its largest number just below 2^15. That is exact
-//! for bf16 down to 2^-31 of the largest number; what is smaller is off by less than 2^-40 of it. So weights become f16, which takes one
+//! The cube writes the row into shared memory as f16, with a power of two (`powers.rs`). So weights become f16, which takes one
 //! instruction for two E4M3 codes where the GPU has it, and sums take the scale: a block of FP8 has all channels that one load of a
 //! plane brings. FP4's blocks are narrower, 32 channels, and four units of a row have one each. The instruction has eight columns for
 //! one row of x: in column `i` that has the channels of unit `i` alone, and zeros. So the four blocks have sums of their own.
@@ -15,6 +14,7 @@ use half::f16;
 use super::select::Form;
 use super::{K, LANES, M, N, PLANES, VECTOR};
 use crate::linear::packed::{E2M1_FACTOR, E4M3_FACTOR, e2m1_halves, e4m3_halves, e8m0, is_bf16};
+use crate::linear::powers::{larger, power};
 use crate::linear::source::RowSource;
 use crate::linear::weight::{Codes, WeightFormat, WeightRow, WeightRows};
 use crate::ptx::wgmma::Elem;
@@ -27,11 +27,6 @@ const ZEROS: usize = 4;
 const AHEAD: [usize; 2] = [4, 2];
 /// Vectors of the row that a unit keeps in registers while it looks for the largest number; the others it reads twice.
 const KEPT: usize = 2;
-
-/// Exponent of the largest number of a row, biased: 14.
-const TOP: u32 = 127 + 14;
-/// The largest biased exponent of the factor, so that its inverse is a normal number.
-const LARGEST: u32 = 253;
 
 /// Vectors of shared memory for rows of so many at most.
 pub(super) fn shared_vectors(row: usize) -> usize {
@@ -296,9 +291,7 @@ fn write_row<E: Float, V: Size>(
     let mut factor = 1.0f32.runtime();
     let in_bf16 = is_bf16::<E>();
     if comptime!(in_bf16) {
-        let biased = min(comptime!(TOP + 127) - (largest_of_cube(largest) >> 7), LARGEST);
-        factor = f32::reinterpret(biased << 23);
-        inverse = f32::reinterpret((254 - biased) << 23);
+        (factor, inverse) = power(largest_of_cube(largest));
     }
     let has_conversion = has_conversion();
     let order = comptime!(order(format, has_conversion));
@@ -344,19 +337,6 @@ fn read<E: Float, V: Size>(
         }
     }
     value
-}
-
-/// The larger of some bits of bf16 without a sign, and those of a vector.
-#[cube]
-fn larger<E: Float, V: Size>(bits: u32, value: Vector<E, V>) -> u32 {
-    let words = Vector::<u32, Const<4>>::reinterpret(value);
-    let mut largest = bits;
-    #[unroll]
-    for word in 0..4usize {
-        let pair = words.extract(word);
-        largest = max(largest, max(pair & 0x7fff, (pair >> 16) & 0x7fff));
-    }
-    largest
 }
 
 /// The largest number of the units of a cube.

@@ -41,6 +41,14 @@ pub(crate) fn e8m0(code: u32) -> f32 {
     f32::reinterpret(select(exponent == 0, comptime!(1u32 << 22), exponent << 23))
 }
 
+/// The same of code `i` of a word.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(crate) fn e8m0_of_word(word: u32, #[comptime] i: usize) -> f32 {
+    let exponent = if comptime!(i < 3) { word << comptime!(23 - 8 * i as u32) } else { word >> 1 };
+    f32::reinterpret(max(exponent & 0x7f80_0000, comptime!(1u32 << 22)))
+}
+
 /// The numbers of the E4M3 codes in the upper 8 bits of each half of a word.
 #[cube]
 pub(crate) fn e4m3_pair(codes: u32) -> Vector<f16, Const<2>> {
