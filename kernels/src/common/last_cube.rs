@@ -43,17 +43,19 @@ pub(crate) fn counters(client: &Client) -> BufferArg {
 /// Called by all units of each.
 #[cube]
 pub(crate) fn is_last(counters: &mut [u32], counter: usize, cubes: usize) -> bool {
-    let mut before = Shared::<[u32]>::new_slice(1usize);
+    let mut is_last = Shared::<[u32]>::new_slice(1usize);
     let last = cubes as u32 - 1;
     // Lanes come together, wherever they come from: some kernels shuffle behind the branch.
     sync_plane();
     sync_cube();
     if UNIT_POS == 0 {
-        before[0] = atomic::count(&counters[counter..counter + 1], last);
+        let before = atomic::count(&counters[counter..counter + 1], last);
+        is_last[0] = u32::cast_from(before == last);
     }
     sync_plane();
     sync_cube();
-    warp::uniform(before[0]) == last
+    // What all units compare with the same number.
+    warp::uniform(is_last[0]) != 0
 }
 
 /// In place of the instructions, which no device of this build has.

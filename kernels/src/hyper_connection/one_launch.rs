@@ -24,13 +24,10 @@ impl Form {
     }
 }
 
-/// Where each token has cubes of its own, how it is read: `None` where it is not, and on Blackwell. There ptxas has lanes end before others
-/// shuffle, as far as the offline check can see.
+/// Where each token has cubes of its own, how it is read: `None` where it is not.
 pub(super) fn reader(client: &Client, pre: &PreArgs) -> Option<in_parts::Form> {
     let Sizes { tokens, streams, .. } = pre.sizes;
-    let alone = tokens <= COUNTERS
-        && select::tile(client.properties(), tokens, streams) == 1
-        && client.properties().identity.fingerprint != "ptx_sm100";
+    let alone = tokens <= COUNTERS && select::tile(client.properties(), tokens, streams) == 1;
     alone.then(|| in_parts::Form::of(client.properties(), pre)).flatten()
 }
 
@@ -181,7 +178,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         #[rustfmt::skip]
         let form = form!(one_launch_kernel, cube,
             [AddressType::U32, vector, weight_vector, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1.0, 1.0, 1, form, elem]);
-        Entry::of(kind, name, form).on(|arch| arch != Arch::Sm100a)
+        Entry::of(kind, name, form)
     };
     let read = project::Form { streams: 4, rows: 24, ..project::Form::READ };
     let rows = project::Form { mixes: true, ..read };

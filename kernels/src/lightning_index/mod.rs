@@ -104,37 +104,38 @@ pub fn launch(client: &Client, args: LightningIndexArgs) -> Result<(), Lightning
     for first_row in (0..sizes.rows()).step_by(args.score_rows.max(1)) {
         let rows = args.score_rows.max(1).min(sizes.rows() - first_row);
         // Who sees no more than `k` keys is not scored.
-        if sizes.max_keys() > sizes.k {
-            score_keys(client, &args, address, [first_row, rows])?;
+        if sizes.max_keys() <= sizes.k || !score_keys(client, &args, address, [first_row, rows])? {
+            top_k::launch(client, &args, address, first_row, rows);
         }
-        top_k::launch(client, &args, address, first_row, rows);
     }
     Ok(())
 }
 
-/// Ranks of the keys of `rows` query tokens, from `first_row` on.
+/// Ranks of the keys of `rows` query tokens, from `first_row` on, and whether the keys are chosen, too.
 fn score_keys(
     client: &Client,
     args: &LightningIndexArgs,
     address: AddressType,
     [first_row, rows]: [usize; 2],
-) -> Result<(), LightningIndexError> {
-    let sizes = args.sizes;
+) -> Result<bool, LightningIndexError> {
+    let sizes = &args.sizes;
     // The numbers of query tokens of other steps.
     let others = if names_all_sizes() { &select::QUERY_LENS[..] } else { &[] };
+    let mut are_chosen = false;
     for query_len in others.iter().copied().chain([sizes.query_len]) {
-        match select::TABLE.choose(client, &LightningIndexSizes { query_len, ..sizes }) {
+        are_chosen = false;
+        match select::TABLE.choose(client, &LightningIndexSizes { query_len, ..*sizes }) {
             #[cfg(feature = "cuda")]
             Some((_, select::Form::Sm90(form))) => sm90::launch(client, args, form, address, [first_row, rows])?,
             #[cfg(feature = "cuda")]
             Some((_, select::Form::Mma(form))) => {
-                let shares = select::mma_shares(client, &sizes, rows);
-                mma::launch(client, args, form, address, [first_row, rows, shares]);
+                are_chosen = mma::launch(client, args, form, address, [first_row, rows]);
             }
             _ => plain::launch(client, args, address, first_row, rows),
         }
     }
-    Ok(())
+    // Of another number of tokens they may not be.
+    Ok(are_chosen && !names_all_sizes())
 }
 
 /// The scores and the selection.

@@ -91,7 +91,7 @@ fn mma_form(client: &Client, sizes: &LightningIndexSizes) -> Option<mma::Form> {
     if !(supported && whole && (1..=MAX_VECTORS).contains(&(head_steps * chunks))) {
         return None;
     }
-    mma::Form { head_steps, chunks, stages: 2, codes }.with_stages(hardware.max_shared_memory_size)
+    mma::Form { head_steps, chunks, stages: 2, codes, chooses: None }.with_stages(hardware.max_shared_memory_size)
 }
 
 /// Cubes that share the keys of a query token, of `rows` that are scored at a time.

@@ -18,6 +18,10 @@ use crate::common::launch::share;
 use crate::common::plane;
 use crate::compiler::names_all_sizes;
 
+/// Query tokens up to which a cube that scores chooses, too: a launch takes 2 us however little it does, and more tokens have it hidden.
+#[cfg(feature = "cuda")]
+const MOST_ROWS_BEHIND_SCORES: usize = 16;
+
 /// Units of a plane, or 1 where planes cannot be used.
 fn plane_units(client: &Client) -> usize {
     Some(plane::units(client.properties())).filter(|&units| units <= MAX_PLANE).unwrap_or(1)
@@ -40,6 +44,28 @@ fn forms_of_fewer(client: &Client, sizes: &LightningIndexSizes, slots: bool) -> 
             all.extend(forms(MIN_CHUNK.min(capacity), capacity, true, Output::Candidates));
         }
     }
+    all
+}
+
+/// How the last of the cubes of so many units that score a query token's keys chooses among them, if it should: of few query tokens, whose
+/// ranks its registers hold. Before that, what it would be of others, if all are to be named.
+#[cfg(feature = "cuda")]
+pub(super) fn behind_scores(
+    client: &Client,
+    args: &LightningIndexArgs,
+    [rows, units]: [usize; 2],
+) -> Vec<Option<Form>> {
+    let (keys, plane) = (args.sizes.max_keys(), plane_units(client));
+    let output = if args.slots { Output::Slots } else { Output::Positions };
+    let form = |loads| Form { units, plane, loads, again: false, candidates: false, output };
+    let loads = keys.div_ceil(units * LOAD).next_power_of_two();
+    let own = (rows <= MOST_ROWS_BEHIND_SCORES && plane > 1 && loads <= MAX_LOADS).then(|| form(loads));
+    let mut all = Vec::new();
+    if names_all_sizes() && plane > 1 {
+        all.extend([1, 2, 4, MAX_LOADS].into_iter().take_while(|&fewer| fewer <= loads).map(|loads| Some(form(loads))));
+        all.push(None);
+    }
+    all.push(own);
     all
 }
 
@@ -161,16 +187,34 @@ fn select_kernel(
                 }
             }
         } else if comptime!(form.output != Output::Candidates) {
-            let mut place = UNIT_POS as usize;
-            while place < most {
-                let mut name = i32::new(-1);
-                if place < seen {
-                    name = names.of(page_table, place);
-                }
-                out[out_first + place] = name;
-                place += form.units;
-            }
+            names.all(page_table, out, out_first, seen, most);
         }
+    }
+}
+
+/// Chooses the keys of query token `row`, which sees `seen`, by its ranks, that are there from load number `loads` on. Called by all units
+/// of a cube.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(super) fn choose_of_row(
+    ranks: &[Vector<u32, Load>],
+    page_table: &[i32],
+    out: &mut [i32],
+    row: usize,
+    seen: usize,
+    loads: usize,
+    pages: SequencePages,
+    k: u32,
+    #[comptime] form: Form,
+) {
+    let most = k as usize;
+    let names = Names { pages, form };
+    if seen > most {
+        let list = List { loads, first: 0usize.runtime(), count: seen, positions: 0usize.runtime() };
+        let target = Target { first: row * most, positions: 0usize.runtime() };
+        choose(ranks, page_table, out, &list, &names, &target, k, form);
+    } else {
+        names.all(page_table, out, row * most, seen, most);
     }
 }
 
@@ -189,6 +233,19 @@ impl Names {
             self.pages.slot(page_table, position) as i32
         } else {
             position as i32
+        }
+    }
+
+    /// Writes the names of all keys that are seen, and -1 behind them.
+    fn all(&self, page_table: &[i32], out: &mut [i32], first: usize, seen: usize, most: usize) {
+        let mut place = UNIT_POS as usize;
+        while place < most {
+            let mut name = i32::new(-1);
+            if place < seen {
+                name = self.of(page_table, place);
+            }
+            out[first + place] = name;
+            place += self.form.units;
         }
     }
 }

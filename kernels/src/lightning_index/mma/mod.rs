@@ -23,11 +23,15 @@ use cubecl::prelude::*;
 
 use self::keys::{Ring, copy_keys};
 use self::queries::Queries;
-use super::form::LOAD;
+use super::form::{Form as TopKForm, LOAD, Load};
 use super::plain::rank;
 use super::problem::{LightningIndexArgs, one_each, visible_keys};
+use super::select;
+use super::top_k::{self, choose_of_row};
 use crate::cache_rows::Fp8Layout;
-use crate::common::launch::share;
+use crate::common::keys::SequencePages;
+use crate::common::last_cube::{counters, is_last};
+use crate::common::launch::{dummy, share};
 use crate::ptx::copy::{commit_copies, wait_for_copies};
 use crate::ptx::warp;
 
@@ -64,6 +68,8 @@ pub(super) struct Form {
     pub(super) stages: usize,
     /// Where codes and scales are, if keys are not dense.
     pub(super) codes: Option<Fp8Layout>,
+    /// How the last cube of a query token chooses among its keys, if it does.
+    pub(super) chooses: Option<TopKForm>,
 }
 
 impl Form {
@@ -99,8 +105,25 @@ impl Form {
     }
 }
 
-/// Scores the keys of `rows` query tokens, from `first_row` on; `shares` cubes share those of each.
+/// Scores the keys of `rows` query tokens, from `first_row` on, and says whether they are chosen, too.
 pub(super) fn launch(
+    client: &Client,
+    args: &LightningIndexArgs,
+    form: Form,
+    address: AddressType,
+    [first_row, rows]: [usize; 2],
+) -> bool {
+    let shares = select::mma_shares(client, &args.sizes, rows);
+    let mut are_chosen = false;
+    for chooses in top_k::behind_scores(client, args, [rows, LANES * PLANES]) {
+        launch_form(client, args, Form { chooses, ..form }, address, [first_row, rows, shares]);
+        are_chosen = chooses.is_some();
+    }
+    are_chosen
+}
+
+/// The same; `shares` cubes share the keys of each query token.
+fn launch_form(
     client: &Client,
     args: &LightningIndexArgs,
     form: Form,
@@ -108,11 +131,15 @@ pub(super) fn launch(
     [first_row, rows, shares]: [usize; 3],
 ) {
     let sizes = &args.sizes;
+    let (cubes, counters) = match form.chooses {
+        Some(_) => (CubeCount::Static((rows * shares) as u32, 1, 1), counters(client)),
+        None => (one_each(client, rows * shares), dummy(client)),
+    };
     // SAFETY: the buffers have the sizes that the arguments state, and slots are clamped to the cache.
     unsafe {
         score_mma_kernel::launch_unchecked(
             client,
-            one_each(client, rows * shares),
+            cubes,
             CubeDim::new_2d(LANES as u32, PLANES as u32),
             address,
             VECTOR,
@@ -122,6 +149,8 @@ pub(super) fn launch(
             share(&args.head_weights),
             share(&args.visible),
             share(&args.scores),
+            share(&args.indices),
+            counters,
             ScoreSizesLaunch::new(
                 first_row,
                 rows,
@@ -151,7 +180,9 @@ fn score_mma_kernel<E: Float, W: Float, V: Size>(
     page_table: &[i32],
     head_weights: &[W],
     visible: &[i32],
-    scores: &mut [u32],
+    ranks: &mut [Vector<u32, Load>],
+    indices: &mut [i32],
+    counters: &mut [u32],
     sizes: ScoreSizes,
     scale: f32,
     #[comptime] form: Form,
@@ -165,10 +196,11 @@ fn score_mma_kernel<E: Float, W: Float, V: Size>(
     let quad = (UNIT_POS_X % 4) as usize;
     let token = sizes.first_row + CUBE_POS / sizes.shares;
     let mut count = 0usize.runtime();
-    if CUBE_POS < sizes.rows * sizes.shares {
+    if comptime!(form.chooses.is_some()).runtime() || CUBE_POS < sizes.rows * sizes.shares {
         count = visible_keys(visible, token, sizes.max_keys);
     }
     if count > sizes.k as usize {
+        let scores = ranks.with_vector_size_mut::<Const<1>>();
         let table = Table {
             row: token / sizes.query_len * sizes.max_pages,
             page_shift: sizes.page_shift,
@@ -225,15 +257,30 @@ fn score_mma_kernel<E: Float, W: Float, V: Size>(
             // Whole loads of ranks, for the selection to read: what is past the last key is not looked at.
             let load = first + row / LOAD * LOAD;
             if quad == 0 && load < count {
-                scores[at] = rank(score);
+                scores[at] = Vector::new(rank(score));
             }
             if quad == 1 && load + M / 2 < count {
-                scores[at + M / 2] = rank(other_score);
+                scores[at + M / 2] = Vector::new(rank(other_score));
             }
             // All lanes execute the products together.
             sync_plane();
             first += jump;
             turn += 1;
+        }
+    }
+    if comptime!(form.chooses.is_some()) {
+        // There are as many cubes as these, and none that would end before.
+        sync_plane();
+        let own_row = CUBE_POS / sizes.shares;
+        if is_last(counters, own_row, sizes.shares) {
+            let pages = SequencePages {
+                table_row: token / sizes.query_len * sizes.max_pages,
+                page_shift: sizes.page_shift,
+                slot_count: sizes.slot_count,
+            };
+            let loads = own_row * sizes.stride / LOAD;
+            let choice = comptime!(form.chooses.unwrap());
+            choose_of_row(&*ranks, page_table, indices, token, count, loads, pages, sizes.k, choice);
         }
     }
 }
@@ -295,37 +342,31 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use cubecl::ir::FloatKind;
 
     use crate::cache_rows::{OFFLINE_FP8_KEYS, RowFormat};
+    use crate::lightning_index::form::Output;
     use crate::offline::{Arch, Entry, form};
     let dim = CubeDim::new_2d(LANES as u32, PLANES as u32);
-    let entry = |(kind, rows): (FloatKind, RowFormat)| {
+    let chooses = TopKForm {
+        units: LANES * PLANES,
+        plane: LANES,
+        loads: 4,
+        again: false,
+        candidates: false,
+        output: Output::Slots,
+    };
+    let entry = |(kind, rows, chooses): (FloatKind, RowFormat, Option<TopKForm>)| {
         let (bits, elem) = (AddressType::U32, ElemType::Float(kind));
         let (name, codes) = match rows {
+            RowFormat::Dense if chooses.is_some() => ("lightning_index.score_mma.chooses", None),
             RowFormat::Dense => ("lightning_index.score_mma", None),
             RowFormat::Fp8(layout) => ("lightning_index.score_mma.fp8", Some(layout)),
         };
-        let form = Form { head_steps: 8, chunks: 4, stages: 2, codes };
+        let form = Form { head_steps: 8, chunks: 4, stages: 2, codes, chooses };
         let form = form.with_stages(usize::MAX).expect("room for all");
-        let form = form!(
-            score_mma_kernel,
-            dim,
-            [
-                bits,
-                VECTOR,
-                _,
-                _,
-                _,
-                _,
-                _,
-                _,
-                ScoreSizesLaunch::new(0, 1, 1, 1, 1, 64, 64, 64, 6, 1),
-                1.0,
-                form,
-                elem,
-                elem
-            ]
-        );
+        let sizes = || ScoreSizesLaunch::new(0, 1, 1, 1, 1, 64, 64, 64, 6, 1);
+        let form = form!(score_mma_kernel, dim, [bits, VECTOR, _, _, _, _, _, _, _, _, sizes(), 1.0, form, elem, elem]);
         Entry::of(kind, name, form).on(|arch| arch != Arch::Sm75).unchecked()
     };
-    let forms = [RowFormat::Dense, OFFLINE_FP8_KEYS];
-    forms.into_iter().flat_map(|rows| [(FloatKind::F16, rows), (FloatKind::BF16, rows)]).map(entry).collect()
+    let forms = [(RowFormat::Dense, None), (OFFLINE_FP8_KEYS, None), (RowFormat::Dense, Some(chooses))];
+    let kinds = [FloatKind::F16, FloatKind::BF16];
+    forms.into_iter().flat_map(|(rows, chooses)| kinds.map(|kind| entry((kind, rows, chooses)))).collect()
 }
