@@ -60,7 +60,7 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     if comptime!(form.several) {
         multiply_groups(x, &weight, order, &tile, &part, group, &sizes, &mut sums, out, second_out, limit, form);
     } else if tile.count > 0 {
-        if comptime!(form.single) {
+        if comptime!(form.single > 0) {
             let mut row = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared_vectors(form.own_row)));
             if comptime!(form.second) {
                 if part.is_second {

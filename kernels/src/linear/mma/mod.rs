@@ -5,7 +5,7 @@
 //! product sums over the channels in any order as long as both factors have the same: so a unit takes 16 bytes in a row, which
 //! serve two steps of 16 channels. Of a gated output the cube has 8 rows of the gate and 8 of `up`, placed so that a unit gets
 //! both. The row of a single token a cube may write for itself before that (`source.rs`), and the expert of a single
-//! token's pair it may choose (`choice.rs`). Of weights in blocks a unit takes 16 or 32 codes of a row at a time (`codes.rs`).
+//! token's pair it may choose (`choice.rs`). Where rows are short, planes have outputs of their own in place of channels. Of weights in blocks a unit takes 16 or 32 codes of a row at a time (`codes.rs`).
 //!
 //! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens. Where
 //! `sm90` computes many tokens with the same bits, it is that of `parts.rs`, for which units exchange their channels.
@@ -71,11 +71,18 @@ pub(super) fn launch(
         grid.groups = select::groups_of_cube(client, grid.cubes(products.outputs, select::outputs(linear)));
     }
     let widths = grid.sizes(&products, VECTOR);
-    let single = !batch_invariant && select::takes_single(&products, &grid, elem);
+    let apart = select::has_short_rows(client, &products, &grid) && !in_parts;
+    let is_single = !batch_invariant && !apart && select::takes_single(&products, &grid, elem);
     let longest = select::longest_row(&products, &grid);
+    let single = if is_single {
+        let cubes = grid.cubes(products.outputs, select::outputs(linear));
+        select::single_loads(client, &grid, cubes, (products.weight.format(), longest))
+    } else {
+        0
+    };
     let (source, x) = RowSourceArgs::new(client, before, products.x, [products.inputs, UNITS]);
     let own_row = match source {
-        _ if single => longest / VECTOR,
+        _ if is_single => longest / VECTOR,
         RowSourceArgs::Memory => 0,
         _ => products.inputs / VECTOR,
     };
@@ -92,6 +99,7 @@ pub(super) fn launch(
         own_row,
         routed,
         in_parts,
+        apart,
     };
     let cubes = grid.cubes(products.outputs, form.outputs() * grid.groups);
     let form = form.for_cubes(client, products.inputs, cubes, products.weight.format());
@@ -187,9 +195,16 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 WeightFormat::Fp4 if name.contains("experts") && kind == FloatKind::BF16 => select::MOST_CODES,
                 _ => select::LEAST_CODES,
             };
-            let single = name.contains("single");
+            // As many cubes as V3 and V4-Flash have.
+            let single = match rows {
+                _ if !name.contains("single") => 0,
+                Rows::Dense => 4,
+                _ => 1,
+            };
+            // The absorbed projection of a query.
+            let apart = name == "linear.mma.turned_heads";
             let several = codes > 0 && matches!(rows, Rows::Gather | Rows::Scatter);
-            let form = Form { rows, linear, steps, at_once, codes, several, single, second, own_row, routed, in_parts };
+            let form = Form { rows, linear, steps, at_once, codes, several, single, second, own_row, routed, in_parts, apart };
             let second_format = if name.contains("mixed") { WeightFormat::Fp8 } else { weight::format_of(name) };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(

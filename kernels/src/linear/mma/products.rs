@@ -30,7 +30,7 @@ pub(super) fn place(number: usize, #[comptime] form: Form) -> usize {
 /// Chunks from that of a turn to that of `turns` turns later. In parts, a plane takes its blocks whole: there are several turns from
 /// an even one on.
 fn takes_rope(turns: usize, form: Form) -> usize {
-    if form.in_parts { turns / CHUNKS * CHUNKS * PLANES + turns % CHUNKS } else { turns * PLANES }
+    if form.in_parts { turns / CHUNKS * CHUNKS * PLANES + turns % CHUNKS } else { turns * form.sharing() }
 }
 
 /// The number behind the last one that a plane takes, where some may have no chunk.

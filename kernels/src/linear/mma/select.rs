@@ -23,6 +23,9 @@ const MAX_SINGLE_ROW: usize = 1 << 15;
 /// And what they are a multiple of: blocks of either format are whole.
 const SINGLE_CHANNELS: usize = 128;
 
+/// Channels of a row that four loads of a plane have at most.
+const SHORT_ROW: usize = 2048;
+
 /// Chunks whose loads a plane starts before it computes.
 const AHEAD: usize = 4;
 /// Channels from which all loads of a plane are worth starting at once.
@@ -70,6 +73,8 @@ pub(in crate::linear) fn has_instruction(client: &Client, elem: ElemType) -> boo
 pub(crate) fn takes(client: &Client, products: &Products, grid: &Grid, before: &Before) -> bool {
     match before {
         Before::Nothing => true,
+        // Cubes that write a row for themselves share its channels.
+        _ if has_short_rows(client, products, grid) => false,
         Before::Merge(merge) => merges(client, products, grid, merge),
         Before::Norm(norm) => norms(client, products, grid, norm),
         Before::NormRope(norm_rope) => norm_ropes(client, products, grid, norm_rope),
@@ -140,8 +145,9 @@ pub(super) struct Form {
     pub codes: usize,
     /// Whether a cube takes several groups of outputs, one after the other (`groups.rs`).
     pub several: bool,
-    /// Whether the one row is multiplied as `single.rs` does.
-    pub single: bool,
+    /// Loads of codes of each of its two rows that a unit starts before it decodes any, where the one row is multiplied as `single.rs`
+    /// does; otherwise 0.
+    pub single: usize,
     /// Whether there is a second matrix.
     pub second: bool,
     /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
@@ -150,6 +156,8 @@ pub(super) struct Form {
     pub routed: bool,
     /// Whether sums have the order of `parts.rs`, for Hopper.
     pub in_parts: bool,
+    /// Whether each plane has outputs of its own, in place of a share of the channels.
+    pub apart: bool,
 }
 
 impl Form {
@@ -163,7 +171,7 @@ impl Form {
 
     /// That of a dense matrix beside others of this form.
     pub fn of_more(self, in_parts: bool) -> Self {
-        Self { second: true, at_once: false, codes: 0, single: false, own_row: 0, in_parts, ..self }
+        Self { second: true, at_once: false, codes: 0, single: 0, own_row: 0, in_parts, apart: false, ..self }
     }
 
     /// Channels that four units load at once.
@@ -182,7 +190,12 @@ impl Form {
 
     /// Outputs of a cube.
     pub fn outputs(&self) -> usize {
-        outputs(self.linear)
+        outputs(self.linear) * if self.apart { PLANES } else { 1 }
+    }
+
+    /// Planes that share the channels.
+    pub fn sharing(&self) -> usize {
+        if self.apart { 1 } else { PLANES }
     }
 
     /// Chunks whose loads a plane starts before it computes: fewer where the tokens take the registers.
@@ -194,10 +207,9 @@ impl Form {
                 let some = turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2));
                 if turns <= 2 * AHEAD { turns } else { some.next_multiple_of(self.together()) }
             }
-            // Of FP8 as many bytes as of numbers. A loop over groups takes registers: with fewer loads as many cubes fit.
+            // Of FP8 as many bytes as of numbers. With fewer loads more cubes fit.
             _ if self.codes > 0 => match self.steps {
-                1 | 2 if self.several => AHEAD / 2,
-                1 | 2 => AHEAD,
+                1 | 2 => AHEAD / 2,
                 _ => 1,
             },
             1 if self.at_once => 2 * AHEAD,
@@ -249,6 +261,13 @@ pub(super) fn groups_of_cube(client: &Client, cubes: usize) -> usize {
     (cubes / (LEAST_ROUNDS * at_a_time)).clamp(1, MOST_GROUPS)
 }
 
+/// Whether the rows of heads are so short that half of the planes at least would have no channels, and there are many of them: few cubes
+/// leave multiprocessors without one. How many tokens there are plays no part.
+pub(super) fn has_short_rows(client: &Client, products: &Products, grid: &Grid) -> bool {
+    let cubes = grid.per_token * products.outputs.div_ceil(M * PLANES);
+    grid.rows == Rows::Heads && products.inputs <= CHUNK * PLANES / 2 && cubes >= multiprocessors(client)
+}
+
 /// Whether all weights are in blocks and each cube has one row of x, which is multiplied as `single.rs` does.
 pub(super) fn takes_single(products: &Products, grid: &Grid, elem: ElemType) -> bool {
     let one_row = match grid.rows {
@@ -258,6 +277,18 @@ pub(super) fn takes_single(products: &Products, grid: &Grid, elem: ElemType) -> 
     };
     let fits = |inputs: usize| inputs.is_multiple_of(SINGLE_CHANNELS) && inputs <= MAX_SINGLE_ROW;
     one_row && codes_at_once(products, grid, elem) > 0 && row_lengths(products, grid).into_iter().all(fits)
+}
+
+/// Loads of codes of a row that a unit starts at once, where so many cubes have one row of x each. Few cubes need them all under way;
+/// many have fewer registers with fewer loads, so that a multiprocessor has five in place of two.
+pub(super) fn single_loads(client: &Client, grid: &Grid, cubes: usize, (format, longest): (WeightFormat, usize)) -> usize {
+    let is_short = format == WeightFormat::Fp8 && longest <= SHORT_ROW;
+    match grid.rows {
+        _ if 2 * cubes <= 7 * multiprocessors(client) => 4,
+        Rows::Dense | Rows::Gather | Rows::Scatter => 2,
+        Rows::TokenGather if is_short => 2,
+        Rows::TokenGather | Rows::TokenScatter | Rows::Heads => 1,
+    }
 }
 
 /// Channels of the longest row.

@@ -22,9 +22,6 @@ use crate::ptx::{math, warp};
 
 /// Vectors of zeros behind the row: for units without channels of their own.
 const ZEROS: usize = 4;
-/// Loads of 16 bytes of each of its two rows that a unit starts before it decodes any, of FP8 and of FP4. Half of them leave registers for
-/// another cube; on an H100 most launches of experts took 2 to 20 % longer with them, dense ones of V3 up to 5 % less.
-const AHEAD: [usize; 2] = [4, 2];
 /// Vectors of the row that a unit keeps in registers while it looks for the largest number; the others it reads twice.
 const KEPT: usize = 2;
 
@@ -41,11 +38,11 @@ pub(super) fn chunk_channels(format: WeightFormat) -> usize {
     }
 }
 
-/// Chunks whose loads a plane starts before it decodes any.
+/// Chunks whose loads a plane starts before it decodes any: a load of FP4 is decoded for twice as long.
 fn ahead(format: WeightFormat, form: Form) -> usize {
-    let most = AHEAD[usize::from(format == WeightFormat::Fp4)];
+    let most = if format == WeightFormat::Fp4 { form.single.div_ceil(2) } else { form.single };
     let turns = (form.own_row * VECTOR).div_ceil(chunk_channels(format) * PLANES);
-    turns.clamp(1, most)
+    turns.clamp(1, most.max(1))
 }
 
 /// Whether the GPU has an instruction that makes f16 of E4M3: from sm_89 on.

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::products::{end_of, load_weights, multiply, place, whole};
 use super::select::Form;
-use super::{CHUNK, M, N, PLANES, UNITS};
+use super::{CHUNK, M, N, UNITS};
 use crate::linear::activation::gated;
 use crate::linear::grid::{Part, Rows, Sizes, Tile};
 use crate::linear::weight::{WeightRow, WeightRows};
@@ -21,6 +21,7 @@ pub(super) fn rows_of_unit(
     #[comptime] form: Form,
 ) -> (WeightRow, WeightRow) {
     let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize * comptime!(chunk / CHUNK));
+    let output = output + comptime!(if form.apart { M } else { 0 }) * UNIT_POS_Y as usize;
     let own = min(output + row, part.outputs - 1);
     let mut other = min(output + row + M / 2, part.outputs - 1);
     if comptime!(form.linear.gated) {
@@ -61,27 +62,27 @@ pub(super) fn multiply_all<E: Float, V: Size, NC: Size>(
     acc: &mut Array<Vector<f32, NC>>,
     #[comptime] form: Form,
 ) {
-    let mut chunk = UNIT_POS_Y as usize;
+    let mut chunk = if comptime!(form.apart) { 0usize.runtime() } else { UNIT_POS_Y as usize };
     let end = end_of(chunks, form);
     if comptime!(form.at_once) {
         while chunk < end {
             let weights = load_weights(weight, own, other, chunk, chunks, form.ahead(), form);
             multiply(x, weight, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
-            chunk += comptime!(form.ahead() * PLANES);
+            chunk += comptime!(form.ahead() * form.sharing());
         }
     } else {
         let whole = whole(chunks, form);
-        while chunk + comptime!((form.ahead() - 1) * PLANES) < whole {
+        while chunk + comptime!((form.ahead() - 1) * form.sharing()) < whole {
             let weights = load_weights(weight, own, other, chunk, chunks, form.ahead(), form);
             multiply(x, weight, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
-            chunk += comptime!(form.ahead() * PLANES);
+            chunk += comptime!(form.ahead() * form.sharing());
         }
         while chunk < end {
             if place(chunk, form) < chunks {
                 let weights = load_weights(weight, own, other, chunk, chunks, 1usize, form);
                 multiply(x, weight, &weights, inputs, chunk, chunks, acc, 1usize, form);
             }
-            chunk += PLANES;
+            chunk += comptime!(form.sharing());
         }
     }
 }
@@ -140,12 +141,12 @@ pub(super) fn write<E: Float>(
     }
 }
 
-/// The sum over the planes.
+/// The sum over the planes that share the channels.
 #[cube]
 fn sum(sums: &[f32], row: usize, token: usize, #[comptime] form: Form) -> f32 {
     let mut total = 0.0f32;
     #[unroll]
-    for plane in 0..PLANES {
+    for plane in 0..comptime!(form.sharing()) {
         total += sums[(comptime!(plane * M) + row) * form.tokens() + token];
     }
     total
