@@ -5,7 +5,7 @@
 #     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
 #
 # KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, mla_decode.fp8, lightning_index.sm90, lightning_index.mma,
-# linear.sm90, linear.tiled, ragged_attention.sm90, ragged_attention.mma, vertical_slash_attention.sm90,
+# linear.sm90, linear.streamed, linear.tiled, ragged_attention.sm90, ragged_attention.mma, vertical_slash_attention.sm90,
 # vertical_slash_attention.mma, sparse_mla.sm90, sparse_mla.sm100 or sparse_mla.sm100_pair.
 # Launches are recorded while device tests run on the simulated GPU, once: remove the folder for new ones.
 set -euo pipefail
@@ -30,6 +30,8 @@ case "${1:-}" in
         why=lightning_index ;;
     linear.sm90)
         arch=90 multiprocessors=1 kernel=linear_sm90_kernel tests=ops_mutants_linear why=linear/sm90 ;;
+    linear.streamed)
+        arch=90 multiprocessors=1 kernel=linear_streamed_kernel tests=ops_mutants_streamed why=linear/streamed ;;
     linear.tiled)
         arch=80 multiprocessors=1 kernel=linear_tiled_kernel tests=ops_mutants_tiled why=linear/tiled ;;
     ragged_attention.sm90)
@@ -74,6 +76,8 @@ if [ ! -d "$traces" ]; then
         ops_mutants_index_tiles | ops_mutants_ragged | ops_mutants_sparse | vertical_slash_attention::mutants) record 4 "$tests" --skip "${tests}_clusters" ;;&
         ops_mutants_sparse) if [ "$arch" = 90 ]; then record 36 "${tests}_clusters"; fi ;;
         ops_mutants_linear) record 4 "${tests}_split" "${tests}_experts" ;;
+        # Several cubes, of which one may have no item.
+        ops_mutants_streamed) record 36 "$tests::case_2" "$tests::case_3" ;;
         # Cubes without items.
         ops_mutants_decode) if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi ;;
         ops_mutants_fp8_decode) record 4 "$tests::case_1" "$tests::case_2" ;;
