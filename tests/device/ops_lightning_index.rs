@@ -213,6 +213,21 @@ fn ops_lightning_index(#[values(1, 8, 64)] heads: usize, #[values(7, 32, 128)] w
     });
 }
 
+/// So many keys of so few tokens that the cube which scores the last of them chooses: each number of loads, tokens that see fewer than are
+/// chosen, none, and as many as there are.
+#[rstest]
+#[case(&[&[1000][..], &[5]], 7)]
+#[case(&[&[1030][..], &[0], &[64], &[1024]], 64)]
+#[case(&[&[4096, 2047][..]], 512)]
+#[case(&[&[1500][..], &[1100]], 1000)]
+fn ops_lightning_index_chooses_behind_scores(#[case] visible: &[&[usize]], #[case] k: usize) {
+    for_each_device(|device| {
+        if supports(device, DType::BF16) {
+            Case { page_size: 64, ..Case::new(visible, 64, 128, k, DType::BF16) }.check(device);
+        }
+    });
+}
+
 /// As in DeepSeek-V3.2: small problems that together reach all paths of the kernel with matrix instructions. As many keys
 /// as are chosen, one more; groups of keys that end with the table; three stages of groups and more.
 #[rstest]

@@ -21,6 +21,9 @@ use crate::compiler::names_all_sizes;
 /// Query tokens up to which a cube that scores chooses, too: a launch takes 2 us however little it does, and more tokens have it hidden.
 #[cfg(feature = "cuda")]
 const MOST_ROWS_BEHIND_SCORES: usize = 16;
+/// Keys from which on it does: each number of loads is a kernel of its own, and models score few keys for a moment only.
+#[cfg(feature = "cuda")]
+const LEAST_KEYS_BEHIND_SCORES: usize = 1024;
 
 /// Units of a plane, or 1 where planes cannot be used.
 fn plane_units(client: &Client) -> usize {
@@ -59,10 +62,13 @@ pub(super) fn behind_scores(
     let output = if args.slots { Output::Slots } else { Output::Positions };
     let form = |loads| Form { units, plane, loads, again: false, candidates: false, output };
     let loads = keys.div_ceil(units * LOAD).next_power_of_two();
-    let own = (rows <= MOST_ROWS_BEHIND_SCORES && plane > 1 && loads <= MAX_LOADS).then(|| form(loads));
+    let are_few = rows <= MOST_ROWS_BEHIND_SCORES && (LEAST_KEYS_BEHIND_SCORES..=MAX_LOADS * units * LOAD).contains(&keys);
+    let own = (are_few && plane > 1).then(|| form(loads));
     let mut all = Vec::new();
     if names_all_sizes() && plane > 1 {
-        all.extend([1, 2, 4, MAX_LOADS].into_iter().take_while(|&fewer| fewer <= loads).map(|loads| Some(form(loads))));
+        let least = LEAST_KEYS_BEHIND_SCORES / (units * LOAD);
+        let all_loads = [1, 2, 4, MAX_LOADS].into_iter().filter(|&others| others >= least && others <= loads);
+        all.extend(all_loads.map(|loads| Some(form(loads))));
         all.push(None);
     }
     all.push(own);
