@@ -6,7 +6,8 @@ use burn::tensor::{DType, Device, Tensor};
 use mla_ops::Determinism::{BatchInvariant, Fast};
 use mla_ops::measure::linear_choice;
 use mla_ops::{
-    BlockFormat, Determinism, LinearProblem, Path, StackedWeight, Weight, WeightFormat, explain_path, linear, linear_by_head,
+    BlockFormat, Determinism, LinearProblem, Path, StackedWeight, Weight, WeightFormat, explain_path, linear,
+    linear_by_head,
 };
 use rand::RngExt;
 use rand::seq::SliceRandom;

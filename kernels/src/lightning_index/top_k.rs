@@ -62,7 +62,8 @@ pub(super) fn behind_scores(
     let output = if args.slots { Output::Slots } else { Output::Positions };
     let form = |loads| Form { units, plane, loads, again: false, candidates: false, output };
     let loads = keys.div_ceil(units * LOAD).next_power_of_two();
-    let are_few = rows <= MOST_ROWS_BEHIND_SCORES && (LEAST_KEYS_BEHIND_SCORES..=MAX_LOADS * units * LOAD).contains(&keys);
+    let are_few =
+        rows <= MOST_ROWS_BEHIND_SCORES && (LEAST_KEYS_BEHIND_SCORES..=MAX_LOADS * units * LOAD).contains(&keys);
     let own = (are_few && plane > 1).then(|| form(loads));
     let mut all = Vec::new();
     if names_all_sizes() && plane > 1 {

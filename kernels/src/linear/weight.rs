@@ -330,7 +330,8 @@ pub(crate) fn format_of(name: &str) -> WeightFormat {
 #[cfg(feature = "offline")]
 pub(crate) fn offline_blocks(format: WeightFormat, inputs: usize) -> WeightArg {
     let (codes, scales) = (crate::offline::buffer(), crate::offline::buffer());
-    let (rows_log2, columns) = if format == WeightFormat::Fp4 { (0, super::FP4_COLUMNS) } else { (7, super::FP8_COLUMNS) };
+    let (rows_log2, columns) =
+        if format == WeightFormat::Fp4 { (0, super::FP4_COLUMNS) } else { (7, super::FP8_COLUMNS) };
     let across = inputs / columns;
     let packed = PackedArg { codes, scales, layout: BlockLayout { rows_log2, across, matrix: 32 * across } };
     if format == WeightFormat::Fp4 { WeightArg::Fp4(packed) } else { WeightArg::Fp8(packed) }

@@ -204,7 +204,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             // The absorbed projection of a query.
             let apart = name == "linear.mma.turned_heads";
             let several = codes > 0 && matches!(rows, Rows::Gather | Rows::Scatter);
-            let form = Form { rows, linear, steps, at_once, codes, several, single, second, own_row, routed, in_parts, apart };
+            let form =
+                Form { rows, linear, steps, at_once, codes, several, single, second, own_row, routed, in_parts, apart };
             let second_format = if name.contains("mixed") { WeightFormat::Fp8 } else { weight::format_of(name) };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(

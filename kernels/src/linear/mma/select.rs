@@ -281,7 +281,12 @@ pub(super) fn takes_single(products: &Products, grid: &Grid, elem: ElemType) -> 
 
 /// Loads of codes of a row that a unit starts at once, where so many cubes have one row of x each. Few cubes need them all under way;
 /// many have fewer registers with fewer loads, so that a multiprocessor has five in place of two.
-pub(super) fn single_loads(client: &Client, grid: &Grid, cubes: usize, (format, longest): (WeightFormat, usize)) -> usize {
+pub(super) fn single_loads(
+    client: &Client,
+    grid: &Grid,
+    cubes: usize,
+    (format, longest): (WeightFormat, usize),
+) -> usize {
     let is_short = format == WeightFormat::Fp8 && longest <= SHORT_ROW;
     match grid.rows {
         _ if 2 * cubes <= 7 * multiprocessors(client) => 4,

@@ -2,7 +2,9 @@
 
 use super::WARP;
 use crate::linear::grid::Rows;
-use crate::linear::{BlockLayout, FP4_COLUMNS, FP8_COLUMNS, LinearForm, PairRows, Products, WeightArg, WeightFormat, Work};
+use crate::linear::{
+    BlockLayout, FP4_COLUMNS, FP8_COLUMNS, LinearForm, PairRows, Products, WeightArg, WeightFormat, Work,
+};
 
 /// Tokens of a tile: the columns of the instruction.
 pub(super) const TOKENS: usize = 8;
@@ -79,7 +81,8 @@ impl Form {
     /// Warps of a cube, and stages of each.
     fn division(self) -> Option<(usize, usize)> {
         let bytes = |warps: usize, stages: usize| warps * stages * (PIECE_BYTES + self.scale_bytes());
-        let fits = |&(warps, stages): &(usize, usize)| bytes(warps, stages) + TOKENS * self.row_bytes() <= SHARED_BYTES_MAX;
+        let fits =
+            |&(warps, stages): &(usize, usize)| bytes(warps, stages) + TOKENS * self.row_bytes() <= SHARED_BYTES_MAX;
         DIVISIONS.into_iter().find(fits)
     }
 
@@ -116,9 +119,7 @@ pub(super) fn form(products: &Products, work: &Work, linear: LinearForm, bf16: b
         // A block has all rows of a warp, or of its gates.
         WeightArg::Fp8(packed) => {
             let BlockLayout { rows_log2, across, .. } = packed.layout;
-            inputs.is_multiple_of(FP8_COLUMNS)
-                && across == inputs / FP8_COLUMNS
-                && 1 << rows_log2 >= WEIGHT_ROWS
+            inputs.is_multiple_of(FP8_COLUMNS) && across == inputs / FP8_COLUMNS && 1 << rows_log2 >= WEIGHT_ROWS
         }
         // Rows of scales are copied, too.
         WeightArg::Fp4(packed) => {

@@ -47,7 +47,14 @@ pub(super) fn takes(
 }
 
 /// Writes the output of at least one pair.
-pub(super) fn launch(client: &Client, products: Products, work: Work, form: Form, address: AddressType, elem: ElemType) {
+pub(super) fn launch(
+    client: &Client,
+    products: Products,
+    work: Work,
+    form: Form,
+    address: AddressType,
+    elem: ElemType,
+) {
     let Work::Experts { order, tiles, pairs, experts, rows } = work else {
         unreachable!("the kernel takes experts only")
     };
@@ -104,7 +111,8 @@ fn linear_streamed_kernel<E: Float, V: Size>(
 ) {
     let stages = comptime!(form.warps() * form.stages());
     let codes = Shared::<[u32]>::new_aligned_slice(comptime!(stages * PIECE_BYTES / 4), 1024usize);
-    let piece_scales = Shared::<[u32]>::new_aligned_slice(comptime!((stages * form.scale_bytes() / 4).max(1)), 128usize);
+    let piece_scales =
+        Shared::<[u32]>::new_aligned_slice(comptime!((stages * form.scale_bytes() / 4).max(1)), 128usize);
     let rows = Shared::<[u32]>::new_aligned_slice(comptime!(TOKENS * form.row_bytes() / 4), 128usize);
     let barriers = Shared::<[u64]>::new_aligned_slice(stages, 128usize);
     let mut largest = Shared::<[u32]>::new_slice(comptime!(form.warps()));

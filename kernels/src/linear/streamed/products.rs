@@ -2,11 +2,11 @@
 
 use cubecl::prelude::*;
 
+use super::WARP;
 use super::form::{BLOCK, COPIES, COPY_BYTES, Form, WEIGHT_ROWS};
 use super::ring::{Items, Maps, Ring};
-use super::WARP;
-use crate::linear::{FP8_COLUMNS, WeightFormat};
 use crate::linear::packed::{E2M1_FACTOR, e2m1_halves, e8m0_of_word};
+use crate::linear::{FP8_COLUMNS, WeightFormat};
 use crate::ptx::wgmma::Elem;
 use crate::ptx::{math, matrix, warp};
 

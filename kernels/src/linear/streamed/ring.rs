@@ -112,7 +112,8 @@ impl Ring {
                 let to = self.codes();
                 #[unroll]
                 for i in 0..comptime!(COPIES as u32) {
-                    let column = self.piece * comptime!((COPIES * COPY_BYTES) as u32) + comptime!(i * COPY_BYTES as u32);
+                    let column =
+                        self.piece * comptime!((COPIES * COPY_BYTES) as u32) + comptime!(i * COPY_BYTES as u32);
                     let to = to + comptime!(i * (COPY_BYTES * WEIGHT_ROWS) as u32);
                     self.copy(to, maps.codes, bar, column as i32, form);
                 }
