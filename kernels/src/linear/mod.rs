@@ -1,10 +1,9 @@
 //! Projections of rows by one matrix, or by that of their expert or head.
 //!
 //! With few tokens a projection is as fast as its weights come from the memory: `plain.rs`, for all devices and dtypes, and
-//! `mma`, with matrix instructions for f16 and bf16, read each weight once for a tile of tokens; on Hopper `streamed` does so for experts
-//! whose weights are in blocks of codes. With many tokens it is as fast
-//! as the tensor cores: `sm90`, for Hopper, and `tiled`, with the same instructions as `mma`. [`LinearSizes`] decides which one runs
-//! (`select.rs`).
+//! `mma`, with matrix instructions for f16 and bf16, read each weight once for a tile of tokens; on Hopper `streamed` does so for
+//! experts whose weights are in blocks of codes. With many tokens it is as fast as the tensor cores: `sm90`, for Hopper, and `tiled`,
+//! with the same instructions as `mma`. [`LinearSizes`] decides which one runs (`select.rs`).
 
 mod activation;
 mod args;

@@ -5,7 +5,8 @@
 //! product sums over the channels in any order as long as both factors have the same: so a unit takes 16 bytes in a row, which
 //! serve two steps of 16 channels. Of a gated output the cube has 8 rows of the gate and 8 of `up`, placed so that a unit gets
 //! both. The row of a single token a cube may write for itself before that (`source.rs`), and the expert of a single
-//! token's pair it may choose (`choice.rs`). Where rows are short, planes have outputs of their own in place of channels. Of weights in blocks a unit takes 16 or 32 codes of a row at a time (`codes.rs`).
+//! token's pair it may choose (`choice.rs`). Where rows are short, planes have outputs of their own in place of channels. Of weights
+//! in blocks a unit takes 16 or 32 codes of a row at a time (`codes.rs`).
 //!
 //! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens. Where
 //! `sm90` computes many tokens with the same bits, it is that of `parts.rs`, for which units exchange their channels.

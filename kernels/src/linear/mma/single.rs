@@ -14,10 +14,9 @@ use half::f16;
 use super::select::Form;
 use super::{K, LANES, M, N, PLANES, VECTOR};
 use crate::linear::packed::{E2M1_FACTOR, E4M3_FACTOR, e2m1_halves, e4m3_halves, e8m0, is_bf16};
-use crate::linear::powers::{larger, power};
+use crate::linear::powers::{halves, larger, order, power};
 use crate::linear::source::RowSource;
 use crate::linear::weight::{Codes, WeightFormat, WeightRow, WeightRows};
-use crate::ptx::wgmma::Elem;
 use crate::ptx::{math, warp};
 
 /// Vectors of zeros behind the row: for units without channels of their own.
@@ -42,7 +41,7 @@ pub(super) fn chunk_channels(format: WeightFormat) -> usize {
 fn ahead(format: WeightFormat, form: Form) -> usize {
     let most = if format == WeightFormat::Fp4 { form.single.div_ceil(2) } else { form.single };
     let turns = (form.own_row * VECTOR).div_ceil(chunk_channels(format) * PLANES);
-    turns.clamp(1, most.max(1))
+    turns.clamp(1, most)
 }
 
 /// Whether the GPU has an instruction that makes f16 of E4M3: from sm_89 on.
@@ -215,7 +214,7 @@ fn scaled<NC: Size>(sums: Vector<f32, NC>, codes: &Codes, #[comptime] format: We
     }
 }
 
-/// The numbers of a word of codes in f16, but for [`factor`], two in a word, in the order of [`order`].
+/// The numbers of a word of codes in f16, but for [`factor`], two in a word, in the order of [`order()`].
 #[cube]
 fn decoded(word: u32, #[comptime] format: WeightFormat) -> Sequence<u32> {
     let has_conversion = has_conversion();
@@ -242,15 +241,6 @@ fn decoded(word: u32, #[comptime] format: WeightFormat) -> Sequence<u32> {
         pairs.push(e4m3_halves(math::permute(word, 0x3424u32)));
     }
     pairs
-}
-
-/// Where the numbers of a vector are in the row, in the order in which codes are decoded.
-fn order(format: WeightFormat, has_conversion: bool) -> [usize; VECTOR] {
-    match format {
-        WeightFormat::Fp4 if has_conversion => [0, 2, 4, 6, 1, 3, 5, 7],
-        WeightFormat::Fp4 => [0, 4, 1, 5, 2, 6, 3, 7],
-        WeightFormat::Fp8 | WeightFormat::Dense => [0, 1, 2, 3, 4, 5, 6, 7],
-    }
 }
 
 /// Writes the row in f16, times a power of two, and zeros behind it; the inverse of that power. Called by all units of a cube.
@@ -298,14 +288,7 @@ fn write_row<E: Float, V: Size>(
         let value =
             if comptime!(turn < KEPT) { values[turn] } else { read(x, &*row, place.from, column, vectors, in_memory) };
         if column < vectors {
-            let mut words = Vector::<u32, Const<4>>::new(0u32);
-            #[unroll]
-            for pair in 0..4usize {
-                let low = f32::cast_from(value.extract(comptime!(order[2 * pair])));
-                let high = f32::cast_from(value.extract(comptime!(order[2 * pair + 1])));
-                words.insert(pair, math::pack(low * factor, high * factor, Elem::F16));
-            }
-            row[column] = Vector::<E, V>::reinterpret(words);
+            row[column] = Vector::<E, V>::reinterpret(halves(value, factor, order));
         }
     }
     if UNIT_POS < comptime!(ZEROS as u32) {

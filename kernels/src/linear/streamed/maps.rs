@@ -3,29 +3,32 @@
 use cubecl::ir::UIntKind;
 use cubecl::prelude::*;
 
+use super::ScalesLaunch;
 use super::form::{COPY_BYTES, Form, WEIGHT_ROWS};
-use crate::linear::{WeightArg, WeightFormat};
+use crate::common::launch::share;
+use crate::linear::{BlockLayout, WeightArg, WeightFormat};
 use crate::ptx::tma;
 
-/// Those of codes and of scales, and the scales themselves. FP8's, which are not copied, have a map of nothing.
+/// Those of codes and of scales, and the scales themselves. Of FP8, whose scales are not copied, the second is that of the codes, too.
 pub(super) fn maps(
     weight: WeightArg,
     [experts, outputs]: [usize; 2],
     form: Form,
-) -> ([TensorMapArg<Tiled>; 2], super::ScalesLaunch) {
+) -> ([TensorMapArg<Tiled>; 2], ScalesLaunch) {
     let (WeightArg::Fp8(packed) | WeightArg::Fp4(packed)) = weight else {
         unreachable!("the kernel takes weights in blocks of codes only")
     };
-    let layout = packed.layout;
-    let matrix = if form.linear.gated { 2 * outputs } else { outputs } * form.inputs / form.codes();
-    let codes = rows_map(packed.codes, [experts, outputs, form.inputs / form.codes()], matrix, COPY_BYTES, form);
-    let is_copied = form.format == WeightFormat::Fp4;
-    let scale_sizes = if is_copied { [experts, outputs, layout.across] } else { [1, form.outputs(), 16] };
-    let scale_matrix = if is_copied { layout.matrix } else { 16 };
-    let scale_bytes = if is_copied { form.scale_row_bytes() } else { 16 };
-    let scales = rows_map(crate::common::launch::share(&packed.scales), scale_sizes, scale_matrix, scale_bytes, form);
-    let (across, matrix) = (layout.across as u32, layout.matrix as u32);
-    ([codes, scales], super::ScalesLaunch::new(packed.scales, layout.rows_log2, across, matrix))
+    let BlockLayout { rows_log2, across, matrix } = packed.layout;
+    let rows = if form.linear.gated { 2 * outputs } else { outputs };
+    let row = form.inputs / form.codes();
+    let codes = || rows_map(share(&packed.codes), [experts, outputs, row], rows * row, COPY_BYTES, form);
+    let scales = match form.format {
+        WeightFormat::Fp4 => {
+            rows_map(share(&packed.scales), [experts, outputs, across], matrix, form.scale_row_bytes(), form)
+        }
+        WeightFormat::Fp8 | WeightFormat::Dense => codes(),
+    };
+    ([codes(), scales], ScalesLaunch::new(packed.scales, rows_log2, across as u32, matrix as u32))
 }
 
 /// So many bytes of each of a warp's rows; of a gated output 8 rows of the gate, then the same 8 of up.

@@ -4,22 +4,12 @@ use cubecl::prelude::*;
 
 use super::form::{Form, TOKENS};
 use super::{VECTOR, WARP};
-use crate::linear::WeightFormat;
 use crate::linear::grid::Tile;
-use crate::linear::powers::{larger, power};
-use crate::ptx::wgmma::Elem;
-use crate::ptx::{math, matrix, warp};
+use crate::linear::powers::{halves, larger, order as order_of_codes, power};
+use crate::ptx::{matrix, warp};
 
 /// Vectors of a row that a unit keeps in registers while it looks for the largest number; the others it reads twice.
 const KEPT: usize = 8;
-
-/// Where the numbers of a vector are, in the order in which codes are decoded: of FP4 each with the one four further.
-fn order_of(format: WeightFormat) -> [usize; VECTOR] {
-    match format {
-        WeightFormat::Fp4 => [0, 4, 1, 5, 2, 6, 3, 7],
-        WeightFormat::Fp8 | WeightFormat::Dense => [0, 1, 2, 3, 4, 5, 6, 7],
-    }
-}
 
 /// Writes the rows of a tile to `rows_at`, and for each what its products are to be multiplied by. All units of a cube, of which none
 /// reads any longer what is there. `own` is the number of the warp.
@@ -77,20 +67,14 @@ pub(super) fn write_rows<E: Float, V: Size>(
     if is_first && part == 0 {
         inverses[token as usize] = inverse;
     }
-    let order = comptime!(order_of(form.format));
+    let places = comptime!(order_of_codes(form.format, false));
     let row_at = rows_at + token * comptime!(form.row_bytes() as u32);
     #[unroll]
     for turn in 0..turns {
         let vector = first + comptime!(turn * WARP);
         let value = if comptime!(turn < KEPT) { kept[turn] } else { read(x, from, vector, vectors) };
         if vector < comptime!(form.vectors()) {
-            let mut words = Vector::<u32, Const<4>>::new(0u32);
-            #[unroll]
-            for pair in 0..4usize {
-                let low = f32::cast_from(value.extract(comptime!(order[2 * pair])));
-                let high = f32::cast_from(value.extract(comptime!(order[2 * pair + 1])));
-                words.insert(pair, math::pack(low * factor, high * factor, Elem::F16));
-            }
+            let words = halves(value, factor, places);
             matrix::store_16(row_at + vector as u32 * 16, 0u32, words);
         }
     }
