@@ -1,12 +1,14 @@
 //! Random traffic on the demo models in deterministic mode: arrivals, cancellations, readers that go away, more tokens than
-//! pages. Every completion is the one of its solo run, and no page is lost, nor a row of a state.
+//! pages. Every completion is the one of its solo run, and no page is lost, nor a row of a state. On a GPU its steps are
+//! captured and replayed, those of the solo runs are launched.
 //!
-//! `cargo test --test device -- --ignored --nocapture model_engine_soak` runs 2,000 requests on each model and reports;
-//! `SOAK_REQUESTS=10000` before it runs that many.
+//! `cargo test --test device -- --ignored --nocapture model_engine_soak` runs 2,000 requests on each model and each device
+//! and reports; `SOAK_REQUESTS=10000` before it runs that many.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
+use burn::tensor::Device;
 use burn_mla::model::{
     Completion, Engine, EngineOptions, FinishReason, GenerationRequest, RequestStream, SamplingParams,
 };
@@ -14,7 +16,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
 
-use crate::model_engine::{Loaded, V3, V4, drain};
+use crate::devices::{for_each_device, is_cuda, is_slow, skip};
+use crate::model_engine::{Loaded, V3, V4, drain, is_captured};
 use crate::model_parity::Stored;
 
 /// Tokens of prompts, and tokens to generate: so few different ones that a solo run serves several requests.
@@ -40,7 +43,7 @@ const OPTIONS_V4: EngineOptions = EngineOptions { page_size: 16, cache_pages: 32
 #[case(V3, OPTIONS, 12)]
 #[case(V4, OPTIONS_V4, 8)]
 fn model_engine_stands_random_traffic(#[case] name: &str, #[case] options: EngineOptions, #[case] cache_pages: usize) {
-    Soak::run(name, EngineOptions { cache_pages, ..options }, options, 60, 3);
+    on_devices(name, EngineOptions { cache_pages, ..options }, &options, 60, 3);
 }
 
 #[rstest]
@@ -52,7 +55,17 @@ fn model_engine_soak(#[case] name: &str, #[case] options: EngineOptions, #[case]
         Ok(text) => text.parse().expect("SOAK_REQUESTS: a number of requests"),
         Err(_) => 2000,
     };
-    Soak::run(name, EngineOptions { cache_pages, ..options }, options, requests, 1);
+    on_devices(name, EngineOptions { cache_pages, ..options }, &options, requests, 1);
+}
+
+/// With so few pages that requests lose theirs; `solo` are the options for one request.
+fn on_devices(name: &str, options: EngineOptions, solo: &EngineOptions, requests: usize, seed: u64) {
+    for_each_device(|device| {
+        if is_slow(device) {
+            return skip(device, "thousands of steps");
+        }
+        Soak::run(device, name, EngineOptions { graphs: is_cuda(device), ..options }, solo, requests, seed);
+    });
 }
 
 struct Soak<'a> {
@@ -71,10 +84,9 @@ struct Live {
 }
 
 impl Soak<'_> {
-    /// With so few pages that requests lose theirs; `solo` are the options for one request.
-    fn run(name: &str, options: EngineOptions, solo: EngineOptions, requests: usize, seed: u64) {
+    fn run(device: &Device, name: &str, options: EngineOptions, solo: &EngineOptions, requests: usize, seed: u64) {
         let start = Instant::now();
-        let loaded = Loaded::new(name);
+        let loaded = Loaded::on(device, name);
         let texts = Stored::greedy(name).into_iter().map(|(prompt, ids)| [prompt, ids].concat());
         let texts: Vec<Vec<u32>> = texts.collect();
         let mut soak = Soak {
@@ -107,14 +119,15 @@ impl Soak<'_> {
         let leaked = after.pages_in_use + after.pages_idle + after.snapshots;
         // The bytes are those of states, too.
         assert_eq!((leaked, after.cache_bytes), (0, 0), "pages, snapshots or rows of states are lost");
-        let reasons = compare_with_solo_runs(&loaded, &soak.ended, &solo, options.cache_pages * options.page_size);
+        let reasons = compare_with_solo_runs(&loaded, &soak.ended, solo, options.cache_pages * options.page_size);
         eprintln!(
-            "{name}: {requests} requests in {:.0} s: {reasons:?}, {} dropped; {} steps, {most_waiting} waiting at most, {} preemptions, \
+            "{name}: {requests} requests in {:.0} s: {reasons:?}, {} dropped; {} steps, {} replayed, {most_waiting} waiting at most, {} preemptions, \
              {} tokens computed again, {:.0} % of {} looked up tokens found in shared pages, {} snapshots in the end, {leaked} pages \
              and snapshots lost; every completion equals its solo run",
             start.elapsed().as_secs_f64(),
             soak.dropped,
             stats.steps,
+            stats.graph_steps,
             stats.preemptions,
             stats.recomputed_tokens,
             100.0 * stats.prefix_hit_rate(),
@@ -122,6 +135,7 @@ impl Soak<'_> {
             stats.snapshots,
         );
         assert!(stats.preemptions > 0 && stats.prefix_hits > 0 && most_waiting > 3, "too little traffic: {stats:?}");
+        assert_eq!(stats.graph_steps > 0, options.graphs && is_captured(&stats), "{stats:?}");
         for reason in ["max_new_tokens", "stop_string", "cancelled", "out_of_cache"] {
             assert!(reasons.contains_key(reason), "no request ended by {reason}");
         }

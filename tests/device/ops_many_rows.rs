@@ -12,7 +12,7 @@ use rand::seq::SliceRandom;
 use rstest::rstest;
 
 use crate::devices::{for_each_device, has_tiles, is_hopper, is_simulated, skip};
-use crate::ops_fixture::{floats, ints, random, rng, tolerance, values};
+use crate::ops_fixture::{floats, ints, random, rng, rounded, tolerance, values};
 use crate::ops_weight_blocks::{Blocks, block_rows};
 
 /// Runs a test on Hopper alone: the other devices have no kernel for many dense rows, or Burn's product in its place.
@@ -197,12 +197,19 @@ pub fn assert_experts(device: &Device, indices: &[i32], sizes: [usize; 5], dtype
     for problem in LinearProblem::experts([tokens, top_k, experts, hidden, width], dtype) {
         assert_path(problem.with_weight_format(format), device);
     }
-    assert_experts_of(device, indices, sizes, dtype, format);
+    assert_experts_of(device, indices, sizes, dtype, format, false);
 }
 
 /// The experts `[tokens, top_k]` of random tokens, against plain loops. What nobody needs is NaN: experts without tokens, tokens
-/// without experts.
-pub fn assert_experts_of(device: &Device, indices: &[i32], sizes: [usize; 5], dtype: DType, format: WeightFormat) {
+/// without experts. In rows with `outliers` one number is far larger than the others.
+pub fn assert_experts_of(
+    device: &Device,
+    indices: &[i32],
+    sizes: [usize; 5],
+    dtype: DType,
+    format: WeightFormat,
+    outliers: bool,
+) {
     let [tokens, experts, top_k, hidden, width] = sizes;
     let mut rng = rng(73);
     let mut x = random(&mut rng, tokens * hidden, dtype);
@@ -227,6 +234,11 @@ pub fn assert_experts_of(device: &Device, indices: &[i32], sizes: [usize; 5], dt
         }
     };
     let ((gate_up, gate_up_there), (down, down_there)) = (matrices([2 * width, hidden]), matrices([hidden, width]));
+    if outliers {
+        for (token, x) in x.chunks_mut(hidden).enumerate() {
+            place_outlier(x, token, indices[token * top_k], &gate_up, width, dtype);
+        }
+    }
     let weights = random(&mut rng, tokens * top_k, DType::F32);
     let routing =
         Routing::given(ints(indices, [tokens, top_k], device), floats(&weights, [tokens, top_k], DType::F32, device));
@@ -256,6 +268,21 @@ pub fn assert_experts_of(device: &Device, indices: &[i32], sizes: [usize; 5], dt
             let off = (f64::from(*actual) - expected).abs();
             assert!(off <= allowed, "token {token}: {actual}, not {expected}");
         }
+    }
+}
+
+/// Every other token has one large number. The others are like two rows of their expert's weights, so that one number of what its down
+/// projection multiplies is large. Tokens have it in different places.
+fn place_outlier(x: &mut [f64], token: usize, expert: i32, gate_up: &[f64], width: usize, dtype: DType) {
+    let (hidden, place) = (x.len(), 37 * token);
+    match usize::try_from(expert) {
+        Ok(_) if token.is_multiple_of(2) => x[place / 2 % hidden] = 64.0,
+        Ok(expert) => {
+            let row = |row: usize| &gate_up[(expert * 2 * width + row) * hidden..][..hidden];
+            let (gate, up) = (row(place / 2 % width), row(width + place / 2 % width));
+            x.iter_mut().zip(gate.iter().zip(up)).for_each(|(x, (gate, up))| *x = rounded(gate + up, dtype));
+        }
+        Err(_) => {}
     }
 }
 

@@ -6,8 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use mla_ops::Determinism::{BatchInvariant, Fast};
 use mla_ops::measure::linear_choice;
 use mla_ops::{
-    BlockFormat, Determinism, LinearProblem, Path, StackedWeight, Weight, WeightFormat, explain_path, linear,
-    linear_by_head,
+    BlockFormat, Determinism, LinearProblem, Path, StackedWeight, Weight, WeightFormat, linear, linear_by_head,
 };
 use rand::RngExt;
 use rand::seq::SliceRandom;
@@ -173,16 +172,36 @@ fn ops_mutants_streamed(
     #[case] dtype: DType,
     #[case] format: BlockFormat,
 ) {
-    on_hopper(|device| {
-        let format = WeightFormat::Blocks(format);
-        let (tokens, [hidden, width]) = (pairs.iter().sum::<usize>() + without, sizes);
-        for problem in LinearProblem::experts([tokens, 1, pairs.len(), hidden, width], dtype) {
-            let path = explain_path(&problem.with_weight_format(format), device).path;
-            assert_eq!(path, Path::PortableMma, "so few tokens have another kernel");
-        }
-        let (indices, sizes) = indices(pairs, without, 1, sizes);
-        assert_experts_of(device, &indices, sizes, dtype, format);
-    });
+    on_hopper(|device| streamed(pairs, without, sizes, dtype, format, false, device));
+}
+
+/// Rows of which one number decides by what power of two the others are multiplied: it is found in each place.
+#[rstest]
+#[case(&[7; 8], [512, 512], BlockFormat::Fp4)]
+#[case(&[7; 8], [128, 256], BlockFormat::Fp8)]
+#[case(&[8], [7168, 128], BlockFormat::Fp8)]
+fn ops_mutants_streamed_outliers(#[case] pairs: &[usize], #[case] sizes: [usize; 2], #[case] format: BlockFormat) {
+    on_hopper(|device| streamed(pairs, 0, sizes, BF16, format, true, device));
+}
+
+/// So few tokens of experts that their weights are streamed.
+fn streamed(
+    pairs: &[usize],
+    without: usize,
+    sizes: [usize; 2],
+    dtype: DType,
+    format: BlockFormat,
+    outliers: bool,
+    device: &Device,
+) {
+    let format = WeightFormat::Blocks(format);
+    let (tokens, [hidden, width]) = (pairs.iter().sum::<usize>() + without, sizes);
+    for problem in LinearProblem::experts([tokens, 1, pairs.len(), hidden, width], dtype) {
+        let choice = linear_choice(&problem.with_weight_format(format), device);
+        assert_eq!(choice.to_string(), "portable-mma 8", "so few tokens have another kernel");
+    }
+    let (indices, sizes) = indices(pairs, without, 1, sizes);
+    assert_experts_of(device, &indices, sizes, dtype, format, outliers);
 }
 
 /// Rows of each head, in tiles of 128: one and five blocks of channels, the last of which is not full; more tiles than run together.
