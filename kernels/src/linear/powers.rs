@@ -15,23 +15,24 @@ const TOP: u32 = 127 + 14;
 /// The largest biased exponent of the factor, so that its inverse is a normal number.
 const LARGEST: u32 = 253;
 
-/// The larger of some bits of bf16 without a sign, and those of a vector.
+/// The bits of the larger of a number and those of a vector of bf16, without signs. Up to a step of bf16 too large: of a pair, the one behind
+/// the other is part of it.
 #[cube]
 pub(super) fn larger<E: Float, V: Size>(bits: u32, value: Vector<E, V>) -> u32 {
     let words = Vector::<u32, Const<4>>::reinterpret(value);
-    let mut largest = bits;
+    let mut largest = f32::reinterpret(bits);
     #[unroll]
     for word in 0..4usize {
         let pair = words.extract(word);
-        largest = max(largest, max(pair & 0x7fff, (pair >> 16) & 0x7fff));
+        largest = max(largest, max(f32::reinterpret(pair).abs(), f32::reinterpret(pair << 16).abs()));
     }
-    largest
+    u32::reinterpret(largest)
 }
 
 /// The power of two for a row whose largest number has these bits, and its inverse.
 #[cube]
 pub(super) fn power(largest: u32) -> (f32, f32) {
-    let biased = min(comptime!(TOP + 127) - (largest >> 7), LARGEST);
+    let biased = min(comptime!(TOP + 127) - (largest >> 23), LARGEST);
     (f32::reinterpret(biased << 23), f32::reinterpret((254 - biased) << 23))
 }
 

@@ -241,6 +241,7 @@ impl<E: Float, V: Size> WeightRows<E, V> {
     }
 
     /// 16 bytes of codes of a matrix in blocks, whose rows have a multiple of 128 columns, where those are in the row; otherwise zeros.
+    /// `row` and `column` begin with 16 bytes each, so that where the row is need not be computed again for each column.
     #[cfg(feature = "cuda")]
     pub(super) fn codes_if(&self, is_there: bool, row: &WeightRow, column: usize) -> Codes {
         let mut codes = Codes { words: Vector::new(0u32), scale: 0.0f32.runtime(), scale_codes: 0u32.runtime() };
@@ -249,11 +250,11 @@ impl<E: Float, V: Size> WeightRows<E, V> {
             match self {
                 WeightRows::Dense(_) => {}
                 WeightRows::Fp8(packed) => {
-                    codes.words = packed.words_of_16(row, column);
+                    codes.words = packed.sixteen(row.first / 2 + column / 2);
                     codes.scale = packed.scale::<V>(row, column);
                 }
                 WeightRows::Fp4(packed) => {
-                    codes.words = packed.words_of_32(row, column);
+                    codes.words = packed.thirty_two(row.first / 4 + column / 4);
                     codes.scale_codes = packed.scale_codes::<V>(row, column);
                 }
             }

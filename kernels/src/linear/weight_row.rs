@@ -21,4 +21,11 @@ impl WeightRow {
     pub(crate) fn new(number: usize, matrix: usize, row: usize, vectors: usize, column: usize) -> WeightRow {
         WeightRow { first: matrix + row * vectors + column, matrix: number, row, column }
     }
+
+    /// [`WeightRow::new()`] of a matrix whose vectors are numbered by 32 bits.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn within(number: usize, matrix: usize, row: u32, vectors: u32, column: u32) -> WeightRow {
+        let first = matrix + usize::cast_from(row * vectors + column);
+        WeightRow { first, matrix: number, row: usize::cast_from(row), column: usize::cast_from(column) }
+    }
 }

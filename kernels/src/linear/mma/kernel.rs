@@ -7,7 +7,7 @@ use super::groups::multiply_groups;
 use super::more::DenseMatrix;
 use super::products::{Held, end_of, load_weights, multiply};
 use super::select::Form;
-use super::single::{RowPlace, chunk_channels, multiply_single, shared_vectors};
+use super::single::{self, RowPlace, multiply_single, shared_vectors, unrolls};
 use super::unit::{inputs_of_unit, multiply_all, rows_of_unit, store, write};
 use super::{K, M, N, PLANES, UNITS, VECTOR};
 use crate::common::last_cube::is_last;
@@ -15,7 +15,7 @@ use crate::linear::choice::PairExperts;
 use crate::linear::grid::{Part, Rows, Sizes, Tile};
 use crate::linear::latents::Beside;
 use crate::linear::source::RowSource;
-use crate::linear::weight::{Fetched, WeightRow, WeightRows};
+use crate::linear::weight::{Fetched, WeightFormat, WeightRow, WeightRows};
 
 /// Cube `t * groups + g` has group `g` of the outputs for tile `t`: neighbours share the tokens.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
@@ -46,8 +46,12 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     if comptime!(form.several) {
         groups = groups.div_ceil(sizes.groups);
     }
-    let number = part.cube / groups;
-    let group = part.cube % groups;
+    let (mut number, mut group) = (part.cube / groups, part.cube % groups);
+    if comptime!(form.single > 0) {
+        // By 32 bits, which number all cubes: where addresses take 64, so would the division.
+        let (cube, all) = (u32::cast_from(part.cube), u32::cast_from(groups));
+        (number, group) = (usize::cast_from(cube / all), usize::cast_from(cube % all));
+    }
     let output = group * form.outputs();
     let listed = if comptime!(form.routed) { 0usize.runtime() } else { sizes.max_tiles };
     let mut tile = Tile::read(tiles, number, listed, &sizes, form.tokens(), form.rows);
@@ -62,14 +66,19 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     } else if tile.count > 0 {
         if comptime!(form.single > 0) {
             let mut row = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared_vectors(form.own_row)));
+            let first = weight.format();
             if comptime!(form.second) {
                 if part.is_second {
-                    multiply_one(x, source, &mut row, &second, order, &tile, &part, output, &sizes, &mut sums, form);
+                    multiply_one(
+                        x, source, &mut row, &second, order, &tile, &part, output, &sizes, &mut sums, first, form,
+                    );
                 } else {
-                    multiply_one(x, source, &mut row, &weight, order, &tile, &part, output, &sizes, &mut sums, form);
+                    multiply_one(
+                        x, source, &mut row, &weight, order, &tile, &part, output, &sizes, &mut sums, first, form,
+                    );
                 }
             } else {
-                multiply_one(x, source, &mut row, &weight, order, &tile, &part, output, &sizes, &mut sums, form);
+                multiply_one(x, source, &mut row, &weight, order, &tile, &part, output, &sizes, &mut sums, first, form);
             }
         } else {
             let size!(NC) = MmaDefinition::<E, E, f32>::new(M, N, K).vector_size(MatrixIdent::Accumulator);
@@ -152,13 +161,15 @@ fn multiply_one<E: Float, V: Size>(
     output: usize,
     sizes: &Sizes,
     sums: &mut [f32],
+    #[comptime] first: WeightFormat,
     #[comptime] form: Form,
 ) {
     let format = weight.format();
-    let (own, other) = rows_of_unit(tile, part, output, sizes.matrix_stride, comptime!(chunk_channels(format)), form);
+    let (own, other) = single::rows_of_unit(tile, part, output, sizes.matrix_stride, format, form);
     let from = tile.input(order, 0usize) * tile.row(sizes.vectors, sizes.carried);
     let place = RowPlace { from, number: tile.expert, count: sizes.per_token };
-    multiply_single(x, source, row, weight, &own, &other, &place, part.vectors, sums, form);
+    let unrolls = comptime!(unrolls(first, format, form));
+    multiply_single(x, source, row, weight, &own, &other, &place, part.vectors, sums, unrolls, form);
 }
 
 /// The same for the row that the cube has written; the first weights are there.

@@ -48,7 +48,7 @@ const MOST_BYTES_OF_SUM: usize = 1 << 18;
 /// Whether the device has what the kernel needs, the channels come out even, and rows and matrices lie so that 16 bytes can be
 /// loaded at once.
 pub(in crate::linear) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
-    let &LinearSizes { inputs, carried, matrix_stride, elems: [_, elem], format, .. } = sizes;
+    let &LinearSizes { inputs, outputs, carried, matrix_stride, elems: [_, elem], format, .. } = sizes;
     // Blocks of codes end with a vector, so that a load is of one block.
     let reads = match format {
         WeightFormat::Dense | WeightFormat::Fp8 | WeightFormat::Fp4 => true,
@@ -56,6 +56,8 @@ pub(in crate::linear) fn supported(client: &Client, sizes: &LinearSizes) -> bool
     reads
         && has_instruction(client, elem)
         && inputs.is_multiple_of(CHUNK)
+        // With the other half of a gated output.
+        && (inputs / VECTOR).checked_mul(2 * outputs).is_some_and(|vectors| u32::try_from(vectors).is_ok())
         && [carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR))
 }
 

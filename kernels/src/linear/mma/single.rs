@@ -12,8 +12,9 @@ use cubecl::prelude::*;
 use half::f16;
 
 use super::select::Form;
-use super::{K, LANES, M, N, PLANES, VECTOR};
-use crate::linear::packed::{E2M1_FACTOR, E4M3_FACTOR, e2m1_halves, e4m3_halves, e8m0, is_bf16};
+use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR};
+use crate::linear::grid::{Part, Tile};
+use crate::linear::packed::{E2M1_FACTOR, E4M3_FACTOR, e2m1_halves, e4m3_halves, e8m0_of_word, is_bf16};
 use crate::linear::powers::{halves, larger, order, power};
 use crate::linear::source::RowSource;
 use crate::linear::weight::{Codes, WeightFormat, WeightRow, WeightRows};
@@ -30,7 +31,7 @@ pub(super) fn shared_vectors(row: usize) -> usize {
 }
 
 /// Channels that four units load at once.
-pub(super) fn chunk_channels(format: WeightFormat) -> usize {
+fn chunk_channels(format: WeightFormat) -> usize {
     match format {
         WeightFormat::Fp4 => 128,
         WeightFormat::Fp8 | WeightFormat::Dense => 64,
@@ -40,8 +41,21 @@ pub(super) fn chunk_channels(format: WeightFormat) -> usize {
 /// Chunks whose loads a plane starts before it decodes any: a load of FP4 is decoded for twice as long.
 fn ahead(format: WeightFormat, form: Form) -> usize {
     let most = if format == WeightFormat::Fp4 { form.single.div_ceil(2) } else { form.single };
-    let turns = (form.own_row * VECTOR).div_ceil(chunk_channels(format) * PLANES);
-    turns.clamp(1, most)
+    turns(format, form).clamp(1, most)
+}
+
+/// Chunks of a plane, of the longest row.
+fn turns(format: WeightFormat, form: Form) -> usize {
+    (form.own_row * VECTOR).div_ceil(chunk_channels(format) * PLANES)
+}
+
+/// Turns of a launch with FP4 that are no loop, at most, and of one with FP8 alone: addresses are constants of the instructions then.
+const UNROLLED_FP4: usize = 8;
+const UNROLLED_FP8: usize = 2;
+
+/// Whether a row's turns are no loop, where the launch's first matrix has this format.
+pub(super) fn unrolls(first: WeightFormat, format: WeightFormat, form: Form) -> bool {
+    turns(format, form) <= if first == WeightFormat::Fp4 { UNROLLED_FP4 } else { UNROLLED_FP8 }
 }
 
 /// Whether the GPU has an instruction that makes f16 of E4M3: from sm_89 on.
@@ -62,6 +76,29 @@ pub(super) struct RowPlace {
     pub count: usize,
 }
 
+/// The two rows of the weights that a unit multiplies, as [`rows_of_unit()`](super::unit::rows_of_unit) has them. Within a matrix 32 bits
+/// are enough, see [`supported()`](super::select::supported): where addresses take 64, these would take twice the instructions.
+#[cube]
+pub(super) fn rows_of_unit(
+    tile: &Tile,
+    part: &Part,
+    output: usize,
+    matrix_stride: usize,
+    #[comptime] format: WeightFormat,
+    #[comptime] form: Form,
+) -> (WeightRow, WeightRow) {
+    let (row, quad) = (UNIT_POS_X / 4, UNIT_POS_X % 4 * comptime!((chunk_channels(format) / CHUNK) as u32));
+    let (outputs, vectors) = (u32::cast_from(part.outputs), u32::cast_from(part.vectors));
+    let output = u32::cast_from(output);
+    let own = min(output + row, outputs - 1);
+    let mut other = min(output + row + comptime!(M as u32 / 2), outputs - 1);
+    if comptime!(form.linear.gated) {
+        other = outputs + own;
+    }
+    let (number, matrix) = (tile.expert, tile.expert * matrix_stride);
+    (WeightRow::within(number, matrix, own, vectors, quad), WeightRow::within(number, matrix, other, vectors, quad))
+}
+
 /// Multiplies a row, and writes the sums of this plane for 16 rows of the weights, of which a unit has two. `row` is shared memory for
 /// [`shared_vectors`].
 #[cube]
@@ -76,12 +113,13 @@ pub(super) fn multiply_single<E: Float, V: Size>(
     place: &RowPlace,
     vectors: usize,
     sums: &mut [f32],
+    #[comptime] unrolls: bool,
     #[comptime] form: Form,
 ) {
     let format = weight.format();
-    let chunks = vectors / comptime!(chunk_channels(format) / VECTOR);
+    let chunks = u32::cast_from(vectors) / comptime!((chunk_channels(format) / VECTOR) as u32);
     let ahead = comptime!(ahead(format, form));
-    let mut at = UNIT_POS_Y as usize;
+    let mut at = UNIT_POS_Y;
     // The codes are on their way while the row is written.
     let first = load(weight, own, other, at, chunks, ahead);
     let inverse = write_row(x, source, row, place, vectors, format, form);
@@ -89,11 +127,20 @@ pub(super) fn multiply_single<E: Float, V: Size>(
     totals[0] = 0.0f32;
     totals[1] = 0.0f32;
     multiply(&*row, &first, weight, at, chunks, &mut totals, ahead, form);
-    at += comptime!(ahead * PLANES);
-    while at < chunks {
-        let codes = load(weight, own, other, at, chunks, ahead);
-        multiply(&*row, &codes, weight, at, chunks, &mut totals, ahead, form);
-        at += comptime!(ahead * PLANES);
+    if comptime!(unrolls) {
+        #[unroll]
+        for turn in 1..comptime!(turns(format, form).div_ceil(ahead)) {
+            let at = at + comptime!((turn * ahead * PLANES) as u32);
+            let codes = load(weight, own, other, at, chunks, ahead);
+            multiply(&*row, &codes, weight, at, chunks, &mut totals, ahead, form);
+        }
+    } else {
+        at += comptime!((ahead * PLANES) as u32);
+        while at < chunks {
+            let codes = load(weight, own, other, at, chunks, ahead);
+            multiply(&*row, &codes, weight, at, chunks, &mut totals, ahead, form);
+            at += comptime!((ahead * PLANES) as u32);
+        }
     }
     let has_conversion = has_conversion();
     let factor = comptime!(factor(format, has_conversion));
@@ -129,16 +176,16 @@ fn load<E: Float, V: Size>(
     weight: &WeightRows<E, V>,
     own: &WeightRow,
     other: &WeightRow,
-    at: usize,
-    chunks: usize,
+    at: u32,
+    chunks: u32,
     #[comptime] count: usize,
 ) -> Sequence<Codes> {
     let format = weight.format();
     let mut codes = Sequence::<Codes>::new();
     #[unroll]
     for i in 0..count {
-        let chunk = at + comptime!(i * PLANES);
-        let column = chunk * comptime!(chunk_channels(format) / VECTOR);
+        let chunk = at + comptime!((i * PLANES) as u32);
+        let column = usize::cast_from(chunk * comptime!((chunk_channels(format) / VECTOR) as u32));
         codes.push(weight.codes_if(chunk < chunks, own, column));
         codes.push(weight.codes_if(chunk < chunks, other, column));
     }
@@ -152,8 +199,8 @@ fn multiply<E: Float, V: Size>(
     row: &[Vector<E, V>],
     codes: &Sequence<Codes>,
     weight: &WeightRows<E, V>,
-    at: usize,
-    chunks: usize,
+    at: u32,
+    chunks: u32,
     totals: &mut Array<f32>,
     #[comptime] count: usize,
     #[comptime] form: Form,
@@ -162,16 +209,16 @@ fn multiply<E: Float, V: Size>(
     let def = MmaDefinition::<f16, f16, f32>::new(M, N, K);
     let size!(NA) = def.vector_size(MatrixIdent::A);
     let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
-    let quad = (UNIT_POS_X % 4) as usize;
+    let quad = UNIT_POS_X % 4;
     #[unroll]
     for i in 0..count {
-        let chunk = at + comptime!(i * PLANES);
+        let chunk = at + comptime!((i * PLANES) as u32);
         let mut has_channels = chunk < chunks;
         if comptime!(format == WeightFormat::Fp4) {
             has_channels = has_channels && UNIT_POS_X / 4 == UNIT_POS_X % 4;
         }
-        let column = (chunk * 4 + quad) * comptime!(chunk_channels(format) / (4 * VECTOR));
-        let column = select(has_channels, column, form.own_row.runtime());
+        let column = (chunk * 4 + quad) * comptime!((chunk_channels(format) / (4 * VECTOR)) as u32);
+        let column = usize::cast_from(select(has_channels, column, comptime!(form.own_row as u32).runtime()));
         let (first, second) = (&codes[comptime!(2 * i)], &codes[comptime!(2 * i + 1)]);
         let mut part = Array::<Vector<f32, NC>>::new(2usize);
         part[0] = Vector::new(0.0f32);
@@ -208,7 +255,7 @@ fn scaled<NC: Size>(sums: Vector<f32, NC>, codes: &Codes, #[comptime] format: We
     if comptime!(format == WeightFormat::Fp4) {
         // Two of the four blocks; those of the last two units are sums of nothing.
         let scales = codes.scale_codes >> (UNIT_POS_X % 2 * 16);
-        sums.extract(0usize) * e8m0(scales) + sums.extract(1usize) * e8m0(scales >> 8)
+        sums.extract(0usize) * e8m0_of_word(scales, 0usize) + sums.extract(1usize) * e8m0_of_word(scales, 1usize)
     } else {
         sums.extract(0usize) * codes.scale
     }
@@ -298,7 +345,7 @@ fn write_row<E: Float, V: Size>(
     inverse
 }
 
-/// A vector of the row where it is; zeros past its end.
+/// A vector of the row where it is; past its end, the last one again. Without a branch, behind which each number would be chosen.
 #[cube]
 fn read<E: Float, V: Size>(
     x: &[Vector<E, V>],
@@ -308,15 +355,8 @@ fn read<E: Float, V: Size>(
     vectors: usize,
     #[comptime] in_memory: bool,
 ) -> Vector<E, V> {
-    let mut value = Vector::<E, V>::new(E::from_int(0));
-    if column < vectors {
-        if comptime!(in_memory) {
-            value = x[from + column];
-        } else {
-            value = row[column];
-        }
-    }
-    value
+    let column = min(column, vectors - 1);
+    if comptime!(in_memory) { x[from + column] } else { row[column] }
 }
 
 /// The largest number of the units of a cube.

@@ -127,7 +127,13 @@ impl Fp8Rows {
     /// The codes of 16 columns.
     #[cfg(feature = "cuda")]
     pub(crate) fn words_of_16(&self, row: &WeightRow, column: usize) -> Vector<u32, Const<4>> {
-        self.codes.as_vectorized().with_vector_size::<Const<4>>()[(row.first + column) / 2]
+        self.sixteen((row.first + column) / 2)
+    }
+
+    /// Those of number `number`, counted from the first of all columns.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn sixteen(&self, number: usize) -> Vector<u32, Const<4>> {
+        self.codes.as_vectorized().with_vector_size::<Const<4>>()[number]
     }
 
     /// Their scale.
@@ -209,14 +215,21 @@ impl Fp4Rows {
     /// The codes of 32 columns.
     #[cfg(feature = "cuda")]
     pub(crate) fn words_of_32(&self, row: &WeightRow, column: usize) -> Vector<u32, Const<4>> {
-        self.codes.as_vectorized().with_vector_size::<Const<4>>()[(row.first + column) / 4]
+        self.thirty_two((row.first + column) / 4)
     }
 
-    /// The codes of the scales of four blocks, of which one has this column, in rows of a multiple of 128 columns.
+    /// Those of number `number`, counted from the first of all columns.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn thirty_two(&self, number: usize) -> Vector<u32, Const<4>> {
+        self.codes.as_vectorized().with_vector_size::<Const<4>>()[number]
+    }
+
+    /// The codes of the scales of four blocks, which begin with this column, a multiple of 128, as is the length of the rows.
     #[cfg(feature = "cuda")]
     pub(crate) fn scale_codes<V: Size>(&self, row: &WeightRow, column: usize) -> u32 {
-        let block = (row.column + column) * V::value().comptime() / FP4_COLUMNS;
-        self.scales[(row.matrix * self.matrix + row.row * self.across + block) / 4]
+        let first = (row.matrix * self.matrix + row.row * self.across) / 4;
+        let lanes = V::value().comptime();
+        self.scales[first + column / comptime!(4 * FP4_COLUMNS / lanes)]
     }
 
     /// The code of their scale, in the low 8 bits.
