@@ -178,7 +178,9 @@ fn ops_mutants_streamed(
 /// Rows of which one number decides by what power of two the others are multiplied: it is found in each place.
 #[rstest]
 #[case(&[7; 8], [512, 512], BlockFormat::Fp4)]
+#[case(&[7; 3], [512, 1536], BlockFormat::Fp4)]
 #[case(&[7; 8], [128, 256], BlockFormat::Fp8)]
+#[case(&[4, 3], [4224, 128], BlockFormat::Fp8)]
 #[case(&[4, 3], [7168, 128], BlockFormat::Fp8)]
 fn ops_mutants_streamed_outliers(#[case] pairs: &[usize], #[case] sizes: [usize; 2], #[case] format: BlockFormat) {
     on_hopper(|device| streamed(pairs, 0, sizes, BF16, format, true, device));
