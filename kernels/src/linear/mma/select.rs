@@ -57,7 +57,7 @@ pub(in crate::linear) fn supported(client: &Client, sizes: &LinearSizes) -> bool
         && has_instruction(client, elem)
         && inputs.is_multiple_of(CHUNK)
         // With the other half of a gated output.
-        && (inputs / VECTOR).checked_mul(2 * outputs).is_some_and(|vectors| u32::try_from(vectors).is_ok())
+        && (inputs / VECTOR).checked_mul(outputs).is_some_and(|vectors| vectors <= u32::MAX as usize / 2)
         && [carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR))
 }
 
