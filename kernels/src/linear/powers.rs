@@ -16,7 +16,7 @@ const TOP: u32 = 127 + 14;
 const LARGEST: u32 = 253;
 
 /// The bits of the larger of a number and those of a vector of bf16, without signs. Up to a step of bf16 too large: of a pair, the one behind
-/// the other is part of it.
+/// the other is part of it. NaN counts for none, and so may infinity: times any power of two they stay what they are.
 #[cube]
 pub(super) fn larger<E: Float, V: Size>(bits: u32, value: Vector<E, V>) -> u32 {
     let words = Vector::<u32, Const<4>>::reinterpret(value);

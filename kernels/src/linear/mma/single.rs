@@ -24,6 +24,10 @@ use crate::ptx::{math, warp};
 const ZEROS: usize = 4;
 /// Vectors of the row that a unit keeps in registers while it looks for the largest number; the others it reads twice.
 const KEPT: usize = 2;
+/// Turns of a launch with FP4 that are no loop, at most, and of one with FP8 alone: addresses are constants of the instructions then. The
+/// README of `linear` says where that was measured.
+const UNROLLED_FP4: usize = 8;
+const UNROLLED_FP8: usize = 2;
 
 /// Vectors of shared memory for rows of so many at most.
 pub(super) fn shared_vectors(row: usize) -> usize {
@@ -49,10 +53,6 @@ fn turns(format: WeightFormat, form: Form) -> usize {
     (form.own_row * VECTOR).div_ceil(chunk_channels(format) * PLANES)
 }
 
-/// Turns of a launch with FP4 that are no loop, at most, and of one with FP8 alone: addresses are constants of the instructions then.
-const UNROLLED_FP4: usize = 8;
-const UNROLLED_FP8: usize = 2;
-
 /// Whether a row's turns are no loop, where the launch's first matrix has this format.
 pub(super) fn unrolls(first: WeightFormat, format: WeightFormat, form: Form) -> bool {
     turns(format, form) <= if first == WeightFormat::Fp4 { UNROLLED_FP4 } else { UNROLLED_FP8 }
@@ -77,7 +77,8 @@ pub(super) struct RowPlace {
 }
 
 /// The two rows of the weights that a unit multiplies, as [`rows_of_unit()`](super::unit::rows_of_unit) has them. Within a matrix 32 bits
-/// are enough, see [`supported()`](super::select::supported): where addresses take 64, these would take twice the instructions.
+/// are enough, see [`supported()`](super::select::supported): where addresses take 64, these would, too. In that function they would be for all
+/// forms, some of which then spill.
 #[cube]
 pub(super) fn rows_of_unit(
     tile: &Tile,
