@@ -6,8 +6,9 @@ use cubecl::prelude::*;
 use super::groups::multiply_groups;
 use super::more::DenseMatrix;
 use super::products::{Held, end_of, load_weights, multiply};
+use super::row::{RowPlace, shared_vectors};
 use super::select::Form;
-use super::single::{self, RowPlace, multiply_single, shared_vectors, unrolls};
+use super::single::{self, multiply_single, unrolls};
 use super::unit::{inputs_of_unit, multiply_all, rows_of_unit, store, write};
 use super::{K, M, N, PLANES, UNITS, VECTOR};
 use crate::common::last_cube::is_last;
@@ -47,7 +48,7 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
         groups = groups.div_ceil(sizes.groups);
     }
     let (mut number, mut group) = (part.cube / groups, part.cube % groups);
-    if comptime!(form.single > 0) {
+    if comptime!(form.single.is_some()) {
         // By 32 bits, which number all cubes: where addresses take 64, so would the division.
         let (cube, all) = (u32::cast_from(part.cube), u32::cast_from(groups));
         (number, group) = (usize::cast_from(cube / all), usize::cast_from(cube % all));
@@ -56,7 +57,7 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     let listed = if comptime!(form.routed) { 0usize.runtime() } else { sizes.max_tiles };
     let mut tile = Tile::read(tiles, number, listed, &sizes, form.tokens(), form.rows);
     if comptime!(form.routed) {
-        pairs.assign(&mut tile, &part, number, sizes.max_tiles, sizes.tokens, UNITS);
+        pairs.assign(&mut tile, &part, number, sizes.max_tiles, sizes.tokens, form.units());
     }
     if comptime!(form.second && form.rows != Rows::Dense) {
         part.place(&mut tile, sizes.max_tiles);
@@ -64,7 +65,7 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     if comptime!(form.several) {
         multiply_groups(x, &weight, order, &tile, &part, group, &sizes, &mut sums, out, second_out, limit, form);
     } else if tile.count > 0 {
-        if comptime!(form.single > 0) {
+        if comptime!(form.single.is_some()) {
             let mut row = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared_vectors(form.own_row)));
             let first = weight.format();
             if comptime!(form.second) {

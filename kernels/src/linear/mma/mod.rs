@@ -16,6 +16,7 @@ mod groups;
 mod kernel;
 mod more;
 mod products;
+mod row;
 mod select;
 mod single;
 mod unit;
@@ -75,12 +76,11 @@ pub(super) fn launch(
     let apart = select::has_short_rows(client, &products, &grid) && !in_parts;
     let is_single = !batch_invariant && !apart && select::takes_single(&products, &grid, elem);
     let longest = select::longest_row(&products, &grid);
-    let single = if is_single {
-        let cubes = grid.cubes(products.outputs, select::outputs(linear));
-        select::single_loads(client, &grid, cubes, (products.weight.format(), longest))
-    } else {
-        0
-    };
+    let is_alone = matches!((&before, &with), (Before::Nothing, With::Nothing)) && grid.more.is_empty();
+    let single = is_single.then(|| {
+        let groups = grid.cubes(products.outputs, select::outputs(linear));
+        select::single_of(client, &grid, groups, (products.weight.format(), longest), is_alone)
+    });
     let (source, x) = RowSourceArgs::new(client, before, products.x, [products.inputs, UNITS]);
     let own_row = match source {
         _ if is_single => longest / VECTOR,
@@ -123,7 +123,7 @@ pub(super) fn launch(
     linear_mma_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, cubes + cubes_beside, CubeDim::new_single()),
-        CubeDim::new_2d(LANES as u32, PLANES as u32),
+        CubeDim::new_2d(LANES as u32, form.planes() as u32),
         address,
         VECTOR,
         x,
@@ -150,6 +150,7 @@ pub(super) fn launch(
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use cubecl::ir::FloatKind;
 
+    use self::select::Single;
     use crate::linear::grid::{Rows, offline_sizes as sizes};
     use crate::linear::{LinearForm, WeightFormat, choice, latents, source, weight};
     use crate::norm_rope::Norm;
@@ -166,7 +167,6 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         _ if name.contains("normed_pair") => source::offline_normed(8),
         _ => RowSourceArgs::Memory,
     };
-    let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
         let entry = |name: &'static str, rows, gated, limited, steps, at_once| {
@@ -177,6 +177,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 _ if name.contains("rms_normed") => 1024 / VECTOR,
                 "linear.mma.normed_pair" => 2048 / VECTOR,
                 _ if name.contains("normed_pair") => 7168 / VECTOR,
+                _ if name.contains("single_short") => 1024 / VECTOR,
                 "linear.mma.single_up.fp8" | "linear.mma.single_down.fp4" => 2048 / VECTOR,
                 _ if name.contains("single") => 4096 / VECTOR,
                 _ => 0,
@@ -197,11 +198,12 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 _ => select::LEAST_CODES,
             };
             // As many cubes as V3 and V4-Flash have.
-            let single = match rows {
-                _ if !name.contains("single") => 0,
-                Rows::Dense => 4,
-                _ => 1,
-            };
+            let single = name.contains("single").then_some(match rows {
+                _ if name.contains("single_short") => Single::SHORT,
+                Rows::Dense => Single::whole(4),
+                _ if weight::format_of(name) == WeightFormat::Fp4 => Single::FP4_EXPERTS,
+                _ => Single::whole(1),
+            });
             // The absorbed projection of a query.
             let apart = name == "linear.mma.turned_heads";
             let several = codes > 0 && matches!(rows, Rows::Gather | Rows::Scatter);
@@ -209,6 +211,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 Form { rows, linear, steps, at_once, codes, several, single, second, own_row, routed, in_parts, apart };
             let second_format = if name.contains("mixed") { WeightFormat::Fp8 } else { weight::format_of(name) };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
+            let cube = CubeDim::new_2d(LANES as u32, form.planes() as u32);
             let form = form!(
                 linear_mma_kernel,
                 cube,
@@ -273,6 +276,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.token_up.fp4", Rows::TokenGather, true, false, 1, true),
             entry("linear.mma.token_down.fp4", Rows::TokenScatter, false, false, 1, true),
             entry("linear.mma.single.fp8", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.single_short.fp8", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.single_short_pair.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.single_heads.fp8", Rows::Heads, false, false, 1, true),
             entry("linear.mma.single_normed_pair.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.single_up.fp8", Rows::TokenGather, true, false, 1, true),

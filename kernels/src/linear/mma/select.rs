@@ -134,6 +134,30 @@ pub(in crate::linear) fn tile_tokens(rows: usize) -> usize {
     rows.div_ceil(N).next_power_of_two().min(MAX_STEPS) * N
 }
 
+/// How `single.rs` multiplies a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Single {
+    /// Loads of codes of each of its two rows that a unit starts before it decodes any.
+    pub loads: usize,
+    /// Whether the next load starts as soon as one is decoded, and not when all are.
+    pub refills: bool,
+    /// Planes of a cube, and how many of them share the channels of a group of outputs.
+    pub planes: usize,
+    pub sharing: usize,
+}
+
+impl Single {
+    /// Rows of experts in FP4 are decoded for so long that a plane's share is best large: what it does beside its codes counts less.
+    pub const FP4_EXPERTS: Self = Self { loads: 2, refills: true, planes: 4, sharing: 2 };
+    /// Of short rows a plane has little, whoever shares them.
+    pub const SHORT: Self = Self { loads: 2, refills: false, planes: 4, sharing: 4 };
+
+    /// With all planes for one group of outputs.
+    pub fn whole(loads: usize) -> Self {
+        Self { loads, refills: false, planes: PLANES, sharing: PLANES }
+    }
+}
+
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Form {
@@ -147,9 +171,8 @@ pub(super) struct Form {
     pub codes: usize,
     /// Whether a cube takes several groups of outputs, one after the other (`groups.rs`).
     pub several: bool,
-    /// Loads of codes of each of its two rows that a unit starts before it decodes any, where the one row is multiplied as `single.rs`
-    /// does; otherwise 0.
-    pub single: usize,
+    /// Of the one row, if that is multiplied as `single.rs` does.
+    pub single: Option<Single>,
     /// Whether there is a second matrix.
     pub second: bool,
     /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
@@ -173,7 +196,7 @@ impl Form {
 
     /// That of a dense matrix beside others of this form.
     pub fn of_more(self, in_parts: bool) -> Self {
-        Self { second: true, at_once: false, codes: 0, single: 0, own_row: 0, in_parts, apart: false, ..self }
+        Self { second: true, at_once: false, codes: 0, single: None, own_row: 0, in_parts, apart: false, ..self }
     }
 
     /// Channels that four units load at once.
@@ -187,17 +210,31 @@ impl Form {
 
     /// Sums of a group, of all planes.
     pub fn sums(&self) -> usize {
-        PLANES * M * self.tokens()
+        self.planes() * M * self.tokens()
     }
 
     /// Outputs of a cube.
     pub fn outputs(&self) -> usize {
-        outputs(self.linear) * if self.apart { PLANES } else { 1 }
+        outputs(self.linear) * (self.planes() / self.sharing())
     }
 
     /// Planes that share the channels.
     pub fn sharing(&self) -> usize {
-        if self.apart { 1 } else { PLANES }
+        if self.apart { 1 } else { self.single.map_or(PLANES, |single| single.sharing) }
+    }
+
+    pub fn planes(&self) -> usize {
+        self.single.map_or(PLANES, |single| single.planes)
+    }
+
+    /// Units of a cube.
+    pub fn units(&self) -> usize {
+        LANES * self.planes()
+    }
+
+    /// How the single row is multiplied.
+    pub fn single(&self) -> Single {
+        self.single.unwrap_or(Single::whole(1))
     }
 
     /// Chunks whose loads a plane starts before it computes: fewer where the tokens take the registers.
@@ -281,20 +318,23 @@ pub(super) fn takes_single(products: &Products, grid: &Grid, elem: ElemType) -> 
     one_row && codes_at_once(products, grid, elem) > 0 && row_lengths(products, grid).into_iter().all(fits)
 }
 
-/// Loads of codes of a row that a unit starts at once, where so many cubes have one row of x each. Few cubes need them all under way;
-/// many have fewer registers with fewer loads, so that a multiprocessor has five in place of two.
-pub(super) fn single_loads(
+/// How a row is multiplied by so many groups of outputs. Few need all loads under way; of many, those with fewer loads have registers for
+/// more cubes. `is_alone`: the launch does nothing before or beside its products, for which cubes would have all planes.
+pub(super) fn single_of(
     client: &Client,
     grid: &Grid,
-    cubes: usize,
+    groups: usize,
     (format, longest): (WeightFormat, usize),
-) -> usize {
+    is_alone: bool,
+) -> Single {
     let is_short = format == WeightFormat::Fp8 && longest <= SHORT_ROW;
     match grid.rows {
-        _ if 2 * cubes <= 7 * multiprocessors(client) => 4,
-        Rows::Dense | Rows::Gather | Rows::Scatter => 2,
-        Rows::TokenGather if is_short => 2,
-        Rows::TokenGather | Rows::TokenScatter | Rows::Heads => 1,
+        _ if 2 * groups <= 7 * multiprocessors(client) => Single::whole(4),
+        Rows::TokenGather | Rows::TokenScatter if is_alone && format == WeightFormat::Fp4 => Single::FP4_EXPERTS,
+        Rows::Dense if is_alone && is_short => Single::SHORT,
+        Rows::Dense | Rows::Gather | Rows::Scatter => Single::whole(2),
+        Rows::TokenGather if is_short => Single::whole(2),
+        Rows::TokenGather | Rows::TokenScatter | Rows::Heads => Single::whole(1),
     }
 }
 

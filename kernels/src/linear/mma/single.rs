@@ -1,6 +1,6 @@
 //! A single row of x and weights in blocks of codes: what a unit does for a code decides how fast the codes come, so that it is little.
 //!
-//! The cube writes the row into shared memory as f16, with a power of two (`powers.rs`). So weights become f16, which takes one
+//! The cube writes the row into shared memory as f16, with a power of two (`row.rs`). So weights become f16, which takes one
 //! instruction for two E4M3 codes where the GPU has it, and sums take the scale: a block of FP8 has all channels that one load of a
 //! plane brings. FP4's blocks are narrower, 32 channels, and four units of a row have one each. The instruction has eight columns for
 //! one row of x: in column `i` that has the channels of unit `i` alone, and zeros. So the four blocks have sums of their own.
@@ -11,28 +11,19 @@ use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 use half::f16;
 
-use super::select::Form;
-use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR};
+use super::row::{RowPlace, write_row};
+use super::select::{Form, Single, outputs};
+use super::{CHUNK, K, M, N, VECTOR};
 use crate::linear::grid::{Part, Tile};
-use crate::linear::packed::{E2M1_FACTOR, E4M3_FACTOR, e2m1_halves, e4m3_halves, e8m0_of_word, is_bf16};
-use crate::linear::powers::{halves, larger, order, power};
+use crate::linear::packed::{E2M1_FACTOR, E4M3_FACTOR, e2m1_halves, e4m3_halves, e8m0_of_word};
 use crate::linear::source::RowSource;
 use crate::linear::weight::{Codes, WeightFormat, WeightRow, WeightRows};
 use crate::ptx::{math, warp};
 
-/// Vectors of zeros behind the row: for units without channels of their own.
-const ZEROS: usize = 4;
-/// Vectors of the row that a unit keeps in registers while it looks for the largest number; the others it reads twice.
-const KEPT: usize = 2;
 /// Turns of a launch with FP4 that are no loop, at most, and of one with FP8 alone: addresses are constants of the instructions then. The
 /// README of `linear` says where that was measured.
 const UNROLLED_FP4: usize = 8;
 const UNROLLED_FP8: usize = 2;
-
-/// Vectors of shared memory for rows of so many at most.
-pub(super) fn shared_vectors(row: usize) -> usize {
-    row + ZEROS
-}
 
 /// Channels that four units load at once.
 fn chunk_channels(format: WeightFormat) -> usize {
@@ -44,13 +35,14 @@ fn chunk_channels(format: WeightFormat) -> usize {
 
 /// Chunks whose loads a plane starts before it decodes any: a load of FP4 is decoded for twice as long.
 fn ahead(format: WeightFormat, form: Form) -> usize {
-    let most = if format == WeightFormat::Fp4 { form.single.div_ceil(2) } else { form.single };
+    let Single { loads, refills, .. } = form.single();
+    let most = if format == WeightFormat::Fp4 && !refills { loads.div_ceil(2) } else { loads };
     turns(format, form).clamp(1, most)
 }
 
 /// Chunks of a plane, of the longest row.
 fn turns(format: WeightFormat, form: Form) -> usize {
-    (form.own_row * VECTOR).div_ceil(chunk_channels(format) * PLANES)
+    (form.own_row * VECTOR).div_ceil(chunk_channels(format) * form.sharing())
 }
 
 /// Whether a row's turns are no loop, where the launch's first matrix has this format.
@@ -60,20 +52,10 @@ pub(super) fn unrolls(first: WeightFormat, format: WeightFormat, form: Form) -> 
 
 /// Whether the GPU has an instruction that makes f16 of E4M3: from sm_89 on.
 #[cube]
-fn has_conversion() -> comptime_type!(bool) {
+pub(super) fn has_conversion() -> comptime_type!(bool) {
     let device = comptime::device_properties();
     let arch = comptime!(device.identity.fingerprint.strip_prefix("ptx_sm").and_then(|arch| arch.parse::<u32>().ok()));
     comptime!(arch.is_some_and(|arch| arch >= 89))
-}
-
-/// Where the row is.
-#[derive(CubeType)]
-pub(super) struct RowPlace {
-    /// Its first vector in x.
-    pub from: usize,
-    /// Its number among the rows of the token, of which there are `count`.
-    pub number: usize,
-    pub count: usize,
 }
 
 /// The two rows of the weights that a unit multiplies, as [`rows_of_unit()`](super::unit::rows_of_unit) has them. Within a matrix 32 bits
@@ -89,12 +71,13 @@ pub(super) fn rows_of_unit(
     #[comptime] form: Form,
 ) -> (WeightRow, WeightRow) {
     let (row, quad) = (UNIT_POS_X / 4, UNIT_POS_X % 4 * comptime!((chunk_channels(format) / CHUNK) as u32));
-    let (outputs, vectors) = (u32::cast_from(part.outputs), u32::cast_from(part.vectors));
-    let output = u32::cast_from(output);
-    let own = min(output + row, outputs - 1);
-    let mut other = min(output + row + comptime!(M as u32 / 2), outputs - 1);
+    let (rows, vectors) = (u32::cast_from(part.outputs), u32::cast_from(part.vectors));
+    let (sharing, each) = comptime!((form.sharing() as u32, outputs(form.linear) as u32));
+    let output = u32::cast_from(output) + UNIT_POS_Y / sharing * each;
+    let own = min(output + row, rows - 1);
+    let mut other = min(output + row + comptime!(M as u32 / 2), rows - 1);
     if comptime!(form.linear.gated) {
-        other = outputs + own;
+        other = rows + own;
     }
     let (number, matrix) = (tile.expert, tile.expert * matrix_stride);
     (WeightRow::within(number, matrix, own, vectors, quad), WeightRow::within(number, matrix, other, vectors, quad))
@@ -120,27 +103,31 @@ pub(super) fn multiply_single<E: Float, V: Size>(
     let format = weight.format();
     let chunks = u32::cast_from(vectors) / comptime!((chunk_channels(format) / VECTOR) as u32);
     let ahead = comptime!(ahead(format, form));
-    let mut at = UNIT_POS_Y;
+    let mut at = UNIT_POS_Y % comptime!(form.sharing() as u32);
     // The codes are on their way while the row is written.
-    let first = load(weight, own, other, at, chunks, ahead);
+    let first = load(weight, own, other, at, chunks, ahead, form);
     let inverse = write_row(x, source, row, place, vectors, format, form);
     let mut totals = Array::<f32>::new(2usize);
     totals[0] = 0.0f32;
     totals[1] = 0.0f32;
-    multiply(&*row, &first, weight, at, chunks, &mut totals, ahead, form);
-    if comptime!(unrolls) {
-        #[unroll]
-        for turn in 1..comptime!(turns(format, form).div_ceil(ahead)) {
-            let at = at + comptime!((turn * ahead * PLANES) as u32);
-            let codes = load(weight, own, other, at, chunks, ahead);
-            multiply(&*row, &codes, weight, at, chunks, &mut totals, ahead, form);
-        }
+    if comptime!(form.single().refills) {
+        multiply_refilled(&*row, &first, weight, own, other, at, chunks, &mut totals, ahead, form);
     } else {
-        at += comptime!((ahead * PLANES) as u32);
-        while at < chunks {
-            let codes = load(weight, own, other, at, chunks, ahead);
-            multiply(&*row, &codes, weight, at, chunks, &mut totals, ahead, form);
-            at += comptime!((ahead * PLANES) as u32);
+        multiply(&*row, &first, weight, at, chunks, &mut totals, ahead, form);
+        if comptime!(unrolls) {
+            #[unroll]
+            for turn in 1..comptime!(turns(format, form).div_ceil(ahead)) {
+                let at = at + comptime!((turn * ahead * form.sharing()) as u32);
+                let codes = load(weight, own, other, at, chunks, ahead, form);
+                multiply(&*row, &codes, weight, at, chunks, &mut totals, ahead, form);
+            }
+        } else {
+            at += comptime!((ahead * form.sharing()) as u32);
+            while at < chunks {
+                let codes = load(weight, own, other, at, chunks, ahead, form);
+                multiply(&*row, &codes, weight, at, chunks, &mut totals, ahead, form);
+                at += comptime!((ahead * form.sharing()) as u32);
+            }
         }
     }
     let has_conversion = has_conversion();
@@ -157,6 +144,70 @@ pub(super) fn multiply_single<E: Float, V: Size>(
             let at = UNIT_POS_Y as usize * M + (UNIT_POS_X / 4) as usize + comptime!(i * (M / 2));
             sums[at * comptime!(form.tokens())] = total;
         }
+    }
+}
+
+/// The same for all chunks of a plane from `at` on, the first `ahead` of which are under way: as soon as one is decoded, the next one
+/// takes its registers.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn multiply_refilled<E: Float, V: Size>(
+    row: &[Vector<E, V>],
+    first: &Sequence<Codes>,
+    weight: &WeightRows<E, V>,
+    own: &WeightRow,
+    other: &WeightRow,
+    at: u32,
+    chunks: u32,
+    totals: &mut Array<f32>,
+    #[comptime] ahead: usize,
+    #[comptime] form: Form,
+) {
+    let mut held = HeldCodes::new(comptime!(2 * ahead));
+    #[unroll]
+    for i in 0..comptime!(2 * ahead) {
+        held.put(i, &first[i]);
+    }
+    let mut at = at;
+    while at < chunks {
+        #[unroll]
+        for i in 0..ahead {
+            let at = at + comptime!((i * form.sharing()) as u32);
+            let mut codes = Sequence::<Codes>::new();
+            codes.push(held.get(comptime!(2 * i)));
+            codes.push(held.get(comptime!(2 * i + 1)));
+            multiply(row, &codes, weight, at, chunks, totals, 1usize, form);
+            let next = at + comptime!((ahead * form.sharing()) as u32);
+            let next = load(weight, own, other, next, chunks, 1usize, form);
+            held.put(comptime!(2 * i), &next[0]);
+            held.put(comptime!(2 * i + 1), &next[1]);
+        }
+        at += comptime!((ahead * form.sharing()) as u32);
+    }
+}
+
+/// Codes that are kept from one turn of a loop to the next.
+#[derive(CubeType)]
+struct HeldCodes {
+    words: Array<Vector<u32, Const<4>>>,
+    scales: Array<f32>,
+    scale_codes: Array<u32>,
+}
+
+#[cube]
+impl HeldCodes {
+    fn new(#[comptime] count: usize) -> HeldCodes {
+        HeldCodes { words: Array::new(count), scales: Array::new(count), scale_codes: Array::new(count) }
+    }
+
+    fn put(&mut self, #[comptime] at: usize, codes: &Codes) {
+        self.words[at] = codes.words;
+        self.scales[at] = codes.scale;
+        self.scale_codes[at] = codes.scale_codes;
+    }
+
+    fn get(&self, #[comptime] at: usize) -> Codes {
+        Codes { words: self.words[at], scale: self.scales[at], scale_codes: self.scale_codes[at] }
     }
 }
 
@@ -180,12 +231,13 @@ fn load<E: Float, V: Size>(
     at: u32,
     chunks: u32,
     #[comptime] count: usize,
+    #[comptime] form: Form,
 ) -> Sequence<Codes> {
     let format = weight.format();
     let mut codes = Sequence::<Codes>::new();
     #[unroll]
     for i in 0..count {
-        let chunk = at + comptime!((i * PLANES) as u32);
+        let chunk = at + comptime!((i * form.sharing()) as u32);
         let column = usize::cast_from(chunk * comptime!((chunk_channels(format) / VECTOR) as u32));
         codes.push(weight.codes_if(chunk < chunks, own, column));
         codes.push(weight.codes_if(chunk < chunks, other, column));
@@ -213,7 +265,7 @@ fn multiply<E: Float, V: Size>(
     let quad = UNIT_POS_X % 4;
     #[unroll]
     for i in 0..count {
-        let chunk = at + comptime!((i * PLANES) as u32);
+        let chunk = at + comptime!((i * form.sharing()) as u32);
         let mut has_channels = chunk < chunks;
         if comptime!(format == WeightFormat::Fp4) {
             has_channels = has_channels && UNIT_POS_X / 4 == UNIT_POS_X % 4;
@@ -262,7 +314,7 @@ fn scaled<NC: Size>(sums: Vector<f32, NC>, codes: &Codes, #[comptime] format: We
     }
 }
 
-/// The numbers of a word of codes in f16, but for [`factor`], two in a word, in the order of [`order()`].
+/// The numbers of a word of codes in f16, but for [`factor`], two in a word, in the order of [`order()`](crate::linear::powers::order).
 #[cube]
 fn decoded(word: u32, #[comptime] format: WeightFormat) -> Sequence<u32> {
     let has_conversion = has_conversion();
@@ -289,93 +341,4 @@ fn decoded(word: u32, #[comptime] format: WeightFormat) -> Sequence<u32> {
         pairs.push(e4m3_halves(math::permute(word, 0x3424u32)));
     }
     pairs
-}
-
-/// Writes the row in f16, times a power of two, and zeros behind it; the inverse of that power. Called by all units of a cube.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn write_row<E: Float, V: Size>(
-    x: &[Vector<E, V>],
-    source: &mut RowSource<E, V>,
-    row: &mut [Vector<E, V>],
-    place: &RowPlace,
-    vectors: usize,
-    #[comptime] format: WeightFormat,
-    #[comptime] form: Form,
-) -> f32 {
-    let units = comptime!(LANES * PLANES);
-    let turns = comptime!(form.own_row.div_ceil(units));
-    let in_memory = source.is_memory();
-    source.write(x, row, place.number, place.count, vectors);
-    if comptime!(!in_memory) {
-        sync_cube();
-    }
-    let kept = comptime!(turns.min(KEPT));
-    let mut values = Array::<Vector<E, V>>::new(kept);
-    let mut largest = 0u32.runtime();
-    #[unroll]
-    for turn in 0..turns {
-        let column = UNIT_POS as usize + comptime!(turn * units);
-        let value = read(x, &*row, place.from, column, vectors, in_memory);
-        if comptime!(turn < KEPT) {
-            values[turn] = value;
-        }
-        largest = larger(largest, value);
-    }
-    let mut inverse = 1.0f32.runtime();
-    let mut factor = 1.0f32.runtime();
-    let in_bf16 = is_bf16::<E>();
-    if comptime!(in_bf16) {
-        (factor, inverse) = power(largest_of_cube(largest));
-    }
-    let has_conversion = has_conversion();
-    let order = comptime!(order(format, has_conversion));
-    #[unroll]
-    for turn in 0..turns {
-        let column = UNIT_POS as usize + comptime!(turn * units);
-        let value =
-            if comptime!(turn < KEPT) { values[turn] } else { read(x, &*row, place.from, column, vectors, in_memory) };
-        if column < vectors {
-            row[column] = Vector::<E, V>::reinterpret(halves(value, factor, order));
-        }
-    }
-    if UNIT_POS < comptime!(ZEROS as u32) {
-        row[comptime!(form.own_row) + UNIT_POS as usize] = Vector::new(E::from_int(0));
-    }
-    sync_cube();
-    inverse
-}
-
-/// A vector of the row where it is; past its end, the last one again. Without a branch, behind which each number would be chosen.
-#[cube]
-fn read<E: Float, V: Size>(
-    x: &[Vector<E, V>],
-    row: &[Vector<E, V>],
-    from: usize,
-    column: usize,
-    vectors: usize,
-    #[comptime] in_memory: bool,
-) -> Vector<E, V> {
-    let column = min(column, vectors - 1);
-    if comptime!(in_memory) { x[from + column] } else { row[column] }
-}
-
-/// The largest number of the units of a cube.
-#[cube]
-fn largest_of_cube(of_unit: u32) -> u32 {
-    let mut largest = of_unit;
-    #[unroll]
-    for step in 0..5u32 {
-        largest = max(largest, warp::shuffle_xor::<u32>(largest, comptime!(1u32 << step)));
-    }
-    let mut of_planes = Shared::<[u32]>::new_slice(PLANES);
-    if UNIT_POS_X == 0 {
-        of_planes[UNIT_POS_Y as usize] = largest;
-    }
-    sync_cube();
-    #[unroll]
-    for plane in 0..PLANES {
-        largest = max(largest, of_planes[plane]);
-    }
-    largest
 }

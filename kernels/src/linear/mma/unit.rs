@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::products::{end_of, load_weights, multiply, place, whole};
-use super::select::Form;
-use super::{CHUNK, M, N, UNITS};
+use super::select::{Form, outputs};
+use super::{CHUNK, M, N};
 use crate::linear::activation::gated;
 use crate::linear::grid::{Part, Rows, Sizes, Tile};
 use crate::linear::weight::{WeightRow, WeightRows};
@@ -120,10 +120,11 @@ pub(super) fn write<E: Float>(
     while value < tile.count * form.outputs() {
         let (token, row) = (value / form.outputs(), value % form.outputs());
         if output + row < part.outputs {
-            let first = sum(sums, row, token, form);
+            let place = place_of(row, form);
+            let first = sum(sums, place, token, form);
             let mut result = first;
             if comptime!(form.linear.gated) {
-                result = gated(first, sum(sums, row + M / 2, token, form), limit, form.linear.limited);
+                result = gated(first, sum(sums, place + M / 2, token, form), limit, form.linear.limited);
             }
             let to = tile.output(order, token);
             let result = E::cast_from(result);
@@ -137,8 +138,19 @@ pub(super) fn write<E: Float>(
                 out[to * tile.row(sizes.outputs, sizes.carried * lanes) + output + row] = result;
             }
         }
-        value += UNITS;
+        value += form.units();
     }
+}
+
+/// Where the sums of an output of the cube are in the first of the planes that share its channels.
+#[cube]
+fn place_of(row: usize, #[comptime] form: Form) -> usize {
+    let each = comptime!(outputs(form.linear));
+    let mut place = row;
+    if comptime!(!form.apart && form.planes() > form.sharing()) {
+        place = row / each * comptime!(form.sharing() * M) + row % each;
+    }
+    place
 }
 
 /// The sum over the planes that share the channels.
