@@ -7,6 +7,7 @@ use burn_mla::model::SamplingParams;
 use burn_mla::ops::{DeviceName, Path};
 use clap::{Parser, ValueEnum};
 
+use crate::codes::BlocksArg;
 use crate::common::{DTypeArg, KvCacheArg, WeightsArg};
 use crate::models::RandomWeights;
 
@@ -39,7 +40,7 @@ pub struct Args {
     /// Tokens of the prompts of e2e. With 264 all steps of a batch are one captured step.
     #[arg(long, value_name = "N", default_value_t = 264, value_parser = clap::value_parser!(u16).range(1..))]
     pub context: u16,
-    /// Requests that generate at a time in e2e; 1, 8 and 64 if absent.
+    /// Requests that generate at a time in e2e, 1, 8 and 64 if absent; rows of linear, tokens of experts.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1024))]
     pub batches: Vec<usize>,
     /// Whole models in e2e: a sampling temperature; 0 is greedy.
@@ -58,6 +59,9 @@ pub struct Args {
     /// configuration says, which those of this program leave open.
     #[arg(long, value_enum)]
     pub weights: Option<WeightsArg>,
+    /// Weights of `linear` and `experts`: in blocks of such codes.
+    #[arg(long, value_enum)]
+    pub blocks: Option<BlocksArg>,
     /// KV cache of the models of e2e and prefill; of decode and sparse the rows.
     #[arg(long, value_enum)]
     pub kv_cache: Option<KvCacheArg>,

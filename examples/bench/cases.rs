@@ -8,6 +8,7 @@ use burn::tensor::{DType, Device};
 use burn_mla::model::SamplingParams;
 use burn_mla::ops::Path;
 
+use crate::codes::BlocksArg;
 use crate::common::{KvCacheArg, WeightsArg};
 use crate::report::Report;
 use crate::timing::{Timer, caught};
@@ -31,6 +32,8 @@ pub struct Bench {
     pub weights_seed: u64,
     /// In blocks or dense, where that is not left to the configuration.
     pub weights: Option<WeightsArg>,
+    /// Of `linear` and `experts`: in blocks of such codes.
+    pub blocks: Option<BlocksArg>,
     pub kv_cache: Option<KvCacheArg>,
     /// Whether engines of whole models are.
     pub deterministic: bool,
@@ -40,7 +43,7 @@ pub struct Bench {
     pub sampling: SamplingParams,
     /// Tokens of the prompts before whole models decode.
     pub context: usize,
-    /// Batches of whole models in e2e; its own if there are none.
+    /// Batches of whole models in e2e, rows of linear and tokens of experts; their own if there are none.
     pub batches: Vec<usize>,
     pub size: Size,
     /// What the description of a shape contains that is to run.
@@ -80,5 +83,10 @@ impl Bench {
         };
         shapes.retain(|shape| self.shape.as_ref().is_none_or(|text| format!("{shape:?}").contains(text)));
         shapes
+    }
+
+    /// Rows of products: these, or those that `--batches` names.
+    pub fn rows(&self, rows: &[usize]) -> Vec<usize> {
+        if self.batches.is_empty() { self.pick(rows, 2, &[5]) } else { self.batches.clone() }
     }
 }

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use burn::tensor::{DType, Tensor};
 use burn_mla::ops::measure::linear_choices;
-use burn_mla::ops::{Determinism, ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, Routing, experts_mlp};
+use burn_mla::ops::{
+    Determinism, ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, Routing, StackedWeight, experts_mlp,
+};
 use rand::seq::SliceRandom;
 use serde_json::json;
 
@@ -26,14 +28,14 @@ const V2_LITE: Experts = Experts { model: "v2-lite", experts: 64, width: 1408, h
 const V3: Experts = Experts { model: "v3", experts: 256, width: 2048, hidden: 7168, top_k: 8 };
 const V4_FLASH: Experts = Experts { model: "v4-flash", experts: 256, width: 2048, hidden: 4096, top_k: 6 };
 const TINY: Experts = Experts { model: "tiny", experts: 8, width: 16, hidden: 32, top_k: 3 };
-const TOKENS: [usize; 8] = [16, 64, 256, 1024, 2048, 4096, 8192, 16384];
+const TOKENS: [usize; 10] = [1, 8, 16, 64, 256, 1024, 2048, 4096, 8192, 16384];
 
 /// Weights on the device.
 struct Weights {
     /// `[E, 2 I, hidden]`.
-    gate_up: Tensor<3>,
+    gate_up: StackedWeight,
     /// `[E, hidden, I]`.
-    down: Tensor<3>,
+    down: StackedWeight,
 }
 
 impl Experts {
@@ -41,12 +43,14 @@ impl Experts {
         if size == Size::Smoke { vec![TINY] } else { vec![V2_LITE, V3, V4_FLASH] }
     }
 
-    fn weights(self, bench: &Bench) -> Weights {
+    fn weights(self, bench: &Bench) -> Result<Weights, String> {
         let Experts { experts, width, hidden, .. } = self;
-        Weights {
-            gate_up: data::weights([experts, 2 * width, hidden], bench.dtype, &bench.device),
-            down: data::weights([experts, hidden, width], bench.dtype, &bench.device),
-        }
+        let stack = |dims| match bench.blocks {
+            Some(blocks) => StackedWeight::from_blocks(blocks.draw(dims, bench.dtype, &bench.device), dims)
+                .map_err(|error| error.to_string()),
+            None => Ok(data::weights(dims, bench.dtype, &bench.device).into()),
+        };
+        Ok(Weights { gate_up: stack([experts, 2 * width, hidden])?, down: stack([experts, hidden, width])? })
     }
 }
 
@@ -55,7 +59,7 @@ pub fn tables(bench: &mut Bench) {
     for layer in Experts::all(bench.size) {
         let Experts { model, experts, width, hidden, top_k } = layer;
         bench.case(&format!("experts {model}: the weights"), |bench| {
-            let (weights, dtype) = (layer.weights(bench), bench.dtype);
+            let (weights, dtype) = (layer.weights(bench)?, bench.dtype);
             let problems = |tokens| LinearProblem::experts([tokens, top_k, experts, hidden, width], dtype);
             let most = tables::most_rows(bench.size);
             let borders =
@@ -80,8 +84,8 @@ pub fn tables(bench: &mut Bench) {
 pub fn run(bench: &mut Bench) {
     for layer in Experts::all(bench.size) {
         bench.case(&format!("experts {}: the weights", layer.model), |bench| {
-            let weights = layer.weights(bench);
-            for tokens in bench.pick(&TOKENS, 2, &[5]) {
+            let weights = layer.weights(bench)?;
+            for tokens in bench.rows(&TOKENS) {
                 bench.case(&format!("experts {} {tokens}", layer.model), |bench| case(bench, layer, tokens, &weights));
             }
             Ok(())
@@ -95,18 +99,19 @@ fn case(bench: &mut Bench, layer: Experts, tokens: usize, weights: &Weights) -> 
     let difference = check(bench, layer, weights, &args.x, &indices[(tokens - 1) * top_k..], compute(&args)?)?;
     let times = bench.timer.measure(|| compute(&args))?;
     let chosen = indices.iter().collect::<BTreeSet<_>>().len();
-    let elements = chosen * 3 * width * hidden + 2 * tokens * hidden;
+    let of_weights = (weights.gate_up.bytes() + weights.down.bytes()) as f64 / experts as f64 * chosen as f64;
     let volume = Volume {
         flops: Some((6 * tokens * top_k) as f64 * (width * hidden) as f64),
-        bytes: Some((elements * bench.dtype.size()) as f64),
+        bytes: Some(of_weights + (2 * tokens * hidden * bench.dtype.size()) as f64),
     };
-    let shape = [
+    let mut shape = vec![
         ("model", json!(model)),
         ("tokens", json!(tokens)),
         ("experts", json!(experts)),
         ("top_k", json!(top_k)),
         ("chosen", json!(chosen)),
     ];
+    shape.extend(bench.blocks.map(|blocks| ("weight", json!(format!("{blocks:?}").to_lowercase()))));
     bench.report.row("experts", &shape, &times, volume, &[("rel_rms", rounded(difference, 8))]);
     Ok(())
 }
@@ -122,8 +127,8 @@ fn arguments(bench: &Bench, layer: Experts, tokens: usize, weights: &Weights) ->
     let args = ExpertsMlpArgs {
         x: data::normal([tokens, hidden], bench.dtype, device),
         routing,
-        gate_up: weights.gate_up.clone().into(),
-        down: weights.down.clone().into(),
+        gate_up: weights.gate_up.clone(),
+        down: weights.down.clone(),
         shared: None,
     };
     (args, indices)
@@ -172,13 +177,14 @@ fn check(
     let last = x.dims()[0] - 1..x.dims()[0];
     let x = data::floats(x.clone().slice(last.clone()))?;
     let mut expected = vec![0.0; hidden];
+    let (all_up, all_down) = (weights.gate_up.dense(), weights.down.dense());
     for &expert in chosen {
         let matrix = |stack: &Tensor<3>| data::floats(stack.clone().narrow(0, expert as usize, 1));
-        let gate_up: Vec<f64> = matrix(&weights.gate_up)?.chunks_exact(hidden).map(|row| data::dot(&x, row)).collect();
+        let gate_up: Vec<f64> = matrix(&all_up)?.chunks_exact(hidden).map(|row| data::dot(&x, row)).collect();
         let (gate, up) = gate_up.split_at(width);
         let silu = |gate: f64| gate / (1.0 + (-gate).exp());
         let activations: Vec<f32> = gate.iter().zip(up).map(|(&gate, &up)| (silu(gate) * up) as f32).collect();
-        for (sum, row) in expected.iter_mut().zip(matrix(&weights.down)?.chunks_exact(width)) {
+        for (sum, row) in expected.iter_mut().zip(matrix(&all_down)?.chunks_exact(width)) {
             *sum += data::dot(&activations, row) / top_k as f64;
         }
     }

@@ -29,7 +29,7 @@ const WEIGHTS: [(&str, [usize; 2]); 15] = [
 ];
 /// Their routers, whose weights are in f32.
 const ROUTERS: [(&str, [usize; 2]); 3] = [("v2-lite", [64, 2048]), ("v3", [256, 7168]), ("v4-flash", [256, 4096])];
-const ROWS: [usize; 6] = [16, 64, 256, 1024, 4096, 16384];
+const ROWS: [usize; 8] = [1, 8, 16, 64, 256, 1024, 4096, 16384];
 /// Logits are computed of the last token of each request alone.
 const LOGIT_ROWS: usize = 64;
 /// Outputs of the last row that are checked.
@@ -52,10 +52,16 @@ pub fn run(bench: &mut Bench) {
     let weights = weights(bench.size).into_iter().map(|weight| (weight, dtype));
     for ((model, [n, k]), dtype) in weights.chain(routers.into_iter().map(|router| (router, DType::F32))) {
         bench.case(&format!("linear {model} {n} x {k} {dtype:?}: the weight"), |bench| {
-            let w = data::weights([n, k], dtype, &bench.device);
-            for m in bench.pick(&ROWS, 2, &[5]) {
+            let weight = match bench.blocks.filter(|_| dtype != DType::F32) {
+                Some(blocks) => Weight::from_blocks(blocks.draw([1, n, k], dtype, &bench.device), [n, k]),
+                None => Ok(data::weights([n, k], dtype, &bench.device).into()),
+            };
+            let weight = weight.map_err(|error| error.to_string())?;
+            for m in bench.rows(&ROWS) {
                 if !is_head(n) || m <= LOGIT_ROWS {
-                    bench.case(&format!("linear {model} {m} x {n} x {k} {dtype:?}"), |bench| case(bench, model, m, &w));
+                    bench.case(&format!("linear {model} {m} x {n} x {k} {dtype:?}"), |bench| {
+                        case(bench, model, m, &weight)
+                    });
                 }
             }
             Ok(())
@@ -63,16 +69,17 @@ pub fn run(bench: &mut Bench) {
     }
 }
 
-fn case(bench: &mut Bench, model: &str, m: usize, w: &Tensor<2>) -> Result<(), String> {
+fn case(bench: &mut Bench, model: &str, m: usize, weight: &Weight) -> Result<(), String> {
+    let w = &weight.dense();
     let [n, k] = w.dims();
     let x = data::normal([m, k], bench.dtype, &bench.device);
-    let weight = Weight::from(w.clone());
-    let call = || linear(x.clone(), &weight, Determinism::Fast).map_err(|error| error.to_string());
+    let call = || linear(x.clone(), weight, Determinism::Fast).map_err(|error| error.to_string());
     let difference = check(bench, &x, w, call()?)?;
     let times = bench.timer.measure(call)?;
     let flops = Some(2.0 * m as f64 * n as f64 * k as f64);
-    let bytes = Some((m * k * bench.dtype.size() + (n * k + m * n) * w.dtype().size()) as f64);
-    let weight_dtype = json!(format!("{:?}", w.dtype()).to_lowercase());
+    let bytes = Some((m * k * bench.dtype.size() + m * n * w.dtype().size()) as f64 + weight.bytes() as f64);
+    let blocks = bench.blocks.filter(|_| w.dtype() != DType::F32).map(|blocks| format!("{blocks:?}"));
+    let weight_dtype = json!(blocks.unwrap_or_else(|| format!("{:?}", w.dtype())).to_lowercase());
     let shape =
         [("model", json!(model)), ("m", json!(m)), ("out", json!(n)), ("in", json!(k)), ("weight", weight_dtype)];
     let extra = [("rel_rms", crate::report::rounded(difference, 8))];

@@ -75,6 +75,7 @@ mod all_reduce;
 mod args;
 mod cases;
 mod ceilings;
+mod codes;
 // Its model loader serves the other programs.
 #[allow(dead_code)]
 #[path = "../common/mod.rs"]
@@ -150,6 +151,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         path: args.path,
         weights_seed: args.weights_seed,
         weights: args.weights,
+        blocks: args.blocks,
         kv_cache: args.kv_cache,
         deterministic: args.deterministic,
         captured: args.captured,
