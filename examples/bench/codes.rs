@@ -11,7 +11,7 @@ use crate::data;
 /// Words that are drawn, a prime number: rows repeat them, each from another one on.
 const DRAWN: usize = 1_000_003;
 
-/// Which.
+/// The format of the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BlocksArg {
     Fp8,
