@@ -52,11 +52,7 @@ pub fn run(bench: &mut Bench) {
     let weights = weights(bench.size).into_iter().map(|weight| (weight, dtype));
     for ((model, [n, k]), dtype) in weights.chain(routers.into_iter().map(|router| (router, DType::F32))) {
         bench.case(&format!("linear {model} {n} x {k} {dtype:?}: the weight"), |bench| {
-            let weight = match bench.blocks.filter(|_| dtype != DType::F32) {
-                Some(blocks) => Weight::from_blocks(blocks.draw([1, n, k], dtype, &bench.device), [n, k]),
-                None => Ok(data::weights([n, k], dtype, &bench.device).into()),
-            };
-            let weight = weight.map_err(|error| error.to_string())?;
+            let weight = weight(bench, [n, k], dtype)?;
             for m in bench.rows(&ROWS) {
                 if !is_head(n) || m <= LOGIT_ROWS {
                     bench.case(&format!("linear {model} {m} x {n} x {k} {dtype:?}"), |bench| {
@@ -67,6 +63,14 @@ pub fn run(bench: &mut Bench) {
             Ok(())
         });
     }
+}
+
+/// Of `[out, in]`: numbers, or `--blocks`, but for a router's.
+pub fn weight(bench: &Bench, [n, k]: [usize; 2], dtype: DType) -> Result<Weight, String> {
+    let Some(blocks) = bench.blocks.filter(|_| dtype != DType::F32) else {
+        return Ok(data::weights([n, k], dtype, &bench.device).into());
+    };
+    Weight::from_blocks(blocks.draw([1, n, k], dtype, &bench.device), [n, k]).map_err(|error| error.to_string())
 }
 
 fn case(bench: &mut Bench, model: &str, m: usize, weight: &Weight) -> Result<(), String> {

@@ -3,7 +3,7 @@
 
 use burn::tensor::Device;
 use burn_mla::ops::measure::{ForcedChoice, LinearChoice, linear_choice, linear_choices};
-use burn_mla::ops::{Determinism, LinearProblem, StackedWeight, Weight, linear, linear_by_head};
+use burn_mla::ops::{Determinism, LinearProblem, StackedWeight, linear, linear_by_head};
 use serde_json::json;
 
 use crate::cases::{Bench, Size};
@@ -26,16 +26,20 @@ const MOST_LOGIT_ROWS: usize = 256;
 /// What could be chosen, and the microseconds that it takes; none where it fails.
 pub type Measured = Vec<(String, Option<f64>)>;
 
-/// All tables. A choice that is off is an error, so that the program says so when it ends.
+/// All tables; with weights in blocks of codes that of dense products, at `--batches`, if there are any. A choice that is off is an error, so that the program says so when it ends.
 pub fn run(bench: &mut Bench) {
-    heads(bench);
+    if bench.blocks.is_none() {
+        heads(bench);
+    }
     for (model, [n, k]) in products::weights(bench.size) {
         bench.case(&format!("linear {model} {n} x {k}: the weight"), |bench| {
-            let weight = Weight::from(data::weights([n, k], bench.dtype, &bench.device));
+            let weight = products::weight(bench, [n, k], bench.dtype)?;
             let dtype = bench.dtype;
-            let problem = |rows| LinearProblem::dense([rows, k, n], dtype);
+            let problem = |rows| LinearProblem::dense([rows, k, n], dtype).with_weight_format(weight.format());
             let most = if products::is_head(n) { MOST_LOGIT_ROWS } else { most_rows(bench.size) };
-            for rows in borders(problem, most, &bench.device) {
+            let rows =
+                if bench.batches.is_empty() { borders(problem, most, &bench.device) } else { bench.batches.clone() };
+            for rows in rows {
                 bench.case(&format!("linear {model} {rows} x {n} x {k}"), |bench| {
                     let x = data::normal([rows, k], dtype, &bench.device);
                     let call = || linear(x.clone(), &weight, Determinism::Fast).map_err(|error| error.to_string());
@@ -46,8 +50,10 @@ pub fn run(bench: &mut Bench) {
             Ok(())
         });
     }
-    experts::tables(bench);
-    decode::tables(bench);
+    if bench.blocks.is_none() {
+        experts::tables(bench);
+        decode::tables(bench);
+    }
 }
 
 /// The absorbed query and the values of attended latents, in the sizes of V2-Lite and V3.

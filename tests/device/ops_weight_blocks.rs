@@ -6,7 +6,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 use mla_ops::Determinism::{BatchInvariant, Fast};
-use mla_ops::measure::ForcedScratch;
+use mla_ops::measure::{ForcedScratch, linear_choice};
 use mla_ops::{
     BlockFormat, Determinism, ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, MlaError, Path, Routing, SharedExperts,
     StackedWeight, Weight, WeightBlocks, WeightFormat, experts_mlp, explain_path, linear, linear_by_head, linear_each,
@@ -212,12 +212,18 @@ pub fn assert_many_rows_in_blocks(
 ) {
     let ([rows, inputs, outputs], (format, height)) = (sizes, kind);
     let problem = if gated { LinearProblem::gated(sizes, dtype) } else { LinearProblem::dense(sizes, dtype) };
-    let choice = explain_path(&problem.with_weight_format(WeightFormat::Blocks(format)), device);
+    let problem = problem.with_weight_format(WeightFormat::Blocks(format));
+    let choice = explain_path(&problem, device);
     assert_eq!(choice.path, Path::Sm90, "{choice}");
 
     let (mut rng, both) = (rng(74), if gated { 2 * outputs } else { outputs });
     let blocks = Blocks::random(&mut rng, format, [1, both, inputs], height);
-    let (numbers, x) = (blocks.numbers(dtype), random(&mut rng, rows * inputs, dtype));
+    // Sums of small tiles take the scales of FP8 in f32, larger ones multiply rounded numbers.
+    let tiles = linear_choice(&problem, device).to_string();
+    let is_small = ["sm90 32 ", "sm90 64 "].iter().any(|small| tiles.starts_with(small));
+    let scales_sums = format == BlockFormat::Fp8 && is_small;
+    let numbers = blocks.numbers(if scales_sums { DType::F32 } else { dtype });
+    let x = random(&mut rng, rows * inputs, dtype);
     let weight = blocks.weight(dtype, device);
     let rows_there = floats(&x, [rows, inputs], dtype, device);
     let out = match gated {

@@ -183,9 +183,25 @@ const SMALL_BATCH: usize = 8;
 const SMALL_BATCH_OF_HEADS: usize = 16;
 #[cfg(feature = "cuda")]
 const MANY_HEADS: usize = 64;
-/// The same of weights in blocks, which Hopper's kernel decodes for each tile of rows anew.
+/// Those of FP4, which Hopper's kernel decodes for each tile of rows anew.
 #[cfg(feature = "cuda")]
-const SMALL_BATCH_OF_CODES: usize = 32;
+const SMALL_BATCH_OF_FP4: usize = 32;
+/// Those of FP8 in small matrices, up to so many channels and outputs; of this many channels on, a single row.
+#[cfg(feature = "cuda")]
+const SMALL_MATRIX: [usize; 2] = [2048, 4096];
+#[cfg(feature = "cuda")]
+const LONG_OF_CODES: usize = 8192;
+/// Rows of FP8 up to which the small-batch kernel is faster.
+#[cfg(feature = "cuda")]
+fn small_batch_of_fp8([inputs, outputs]: [usize; 2]) -> usize {
+    let [few_inputs, few_outputs] = SMALL_MATRIX;
+    match inputs {
+        LONG_OF_CODES.. => 1,
+        _ if inputs <= few_inputs && outputs <= few_outputs => 2 * SMALL_BATCH,
+        _ => SMALL_BATCH,
+    }
+}
+
 /// Rows of an expert, on average, from which on Hopper's kernel is faster: where weights are numbers, and where they are in blocks.
 #[cfg(feature = "cuda")]
 const ROWS_OF_EXPERT: [usize; 2] = [1, 8];
@@ -258,7 +274,9 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
     let in_blocks = !sizes.format.is_dense();
     let enough = match sizes.division {
         Division::Dense if terms > 1 => rows.saturating_mul(inputs * outputs) >= WORTH_TERMS,
-        Division::Dense | Division::Heads if in_blocks => rows > matrices * SMALL_BATCH_OF_CODES,
+        Division::Dense if sizes.format == WeightFormat::Fp8 => rows > small_batch_of_fp8([inputs, outputs]),
+        Division::Heads if sizes.format == WeightFormat::Fp8 => rows > matrices * SMALL_BATCH,
+        Division::Dense | Division::Heads if in_blocks => rows > matrices * SMALL_BATCH_OF_FP4,
         Division::Dense => rows > SMALL_BATCH,
         Division::Heads => rows > matrices * if matrices < MANY_HEADS { SMALL_BATCH_OF_HEADS } else { SMALL_BATCH },
         Division::Experts => rows >= matrices * ROWS_OF_EXPERT[usize::from(in_blocks)],
@@ -291,6 +309,9 @@ pub(super) fn tilings(client: &Client, sizes: &LinearSizes) -> Vec<sm90::Tiling>
     let step = sm90::LEAST * if sizes.division == Division::Heads { sizes.matrices } else { 1 };
     // From the one to the other no number of tiles changes; of experts' tiles of 192 one may, but no choice holds for fewer rows.
     let rows = (0..sizes.rows).step_by(step).flat_map(|rows| [rows + 1, rows + step]);
+    // The fewest rows that the kernel takes of FP8.
+    let fewest = [1, SMALL_BATCH, 2 * SMALL_BATCH].map(|small| sizes.matrices * small + 1);
+    let rows = rows.chain(fewest.into_iter().filter(|&rows| rows <= sizes.rows));
     for tiling in rows.filter_map(|rows| sm90_choice(client, &LinearSizes { rows, ..*sizes })?.tiling) {
         if !all.iter().any(|known| known.has_code_of(tiling)) {
             all.push(tiling);

@@ -6,6 +6,8 @@ use half::{bf16, f16};
 
 #[cfg(feature = "cuda")]
 use crate::ptx::math;
+#[cfg(feature = "cuda")]
+use crate::ptx::wgmma::Elem;
 
 /// Whether numbers are bf16.
 #[cube]
@@ -52,8 +54,7 @@ pub(crate) fn e8m0_of_word(word: u32, #[comptime] i: usize) -> f32 {
 /// The numbers of the E4M3 codes in the upper 8 bits of each half of a word.
 #[cube]
 pub(crate) fn e4m3_pair(codes: u32) -> Vector<f16, Const<2>> {
-    let pair = Vector::<f16, Const<2>>::reinterpret(e4m3_halves(codes));
-    pair * Vector::<f16, Const<2>>::new(f16::from_int(E4M3_FACTOR))
+    e4m3_number_f16(e4m3_halves(codes))
 }
 
 /// The numbers of the E2M1 codes in the lowest 4 bits of each half of a word.
@@ -67,35 +68,63 @@ pub(crate) fn e2m1_pair(codes: u32) -> Vector<f16, Const<2>> {
 #[cfg(feature = "cuda")]
 #[cube]
 pub(crate) fn e4m3_pair_bf16(codes: u32) -> Vector<bf16, Const<2>> {
-    let halves = (codes & 0x8000_8000) | ((codes & 0x7f00_7f00) >> 4);
-    Vector::<bf16, Const<2>>::reinterpret(halves)
-        * Vector::<bf16, Const<2>>::reinterpret(comptime!(E4M3_FACTOR_BF16).runtime())
+    e4m3_number_bf16(e4m3_halves_of_pair(codes, Elem::Bf16))
+}
+
+/// The halves of these, whose exponents have the bias of the codes.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(crate) fn e4m3_halves_of_pair(codes: u32, #[comptime] elem: Elem) -> u32 {
+    if comptime!(elem == Elem::Bf16) {
+        (codes & 0x8000_8000) | ((codes & 0x7f00_7f00) >> 4)
+    } else {
+        e4m3_halves(codes)
+    }
 }
 
 /// The numbers of the four E4M3 codes of a word, as bf16.
 #[cfg(feature = "cuda")]
 #[cube]
 pub(crate) fn e4m3_pairs_bf16(codes: u32) -> (Vector<bf16, Const<2>>, Vector<bf16, Const<2>>) {
-    // Upper and lower bytes of all four: a code is a sign, four bits of exponent and three of mantissa, a bf16 a sign, eight bits and seven.
-    let upper = (codes & 0x8080_8080) | ((codes >> 4) & 0x0707_0707);
-    let lower = (codes << 4) & 0xf0f0_f0f0;
-    let factor = Vector::<bf16, Const<2>>::reinterpret(comptime!(E4M3_FACTOR_BF16).runtime());
-    let low = Vector::<bf16, Const<2>>::reinterpret(math::permute_two(lower, upper, 0x5140u32));
-    let high = Vector::<bf16, Const<2>>::reinterpret(math::permute_two(lower, upper, 0x7362u32));
-    (low * factor, high * factor)
+    let (low, high) = e4m3_halves_of_word(codes, Elem::Bf16);
+    (e4m3_number_bf16(low), e4m3_number_bf16(high))
 }
 
 /// The same as f16.
 #[cfg(feature = "cuda")]
 #[cube]
 pub(crate) fn e4m3_pairs_f16(codes: u32) -> (Vector<f16, Const<2>>, Vector<f16, Const<2>>) {
-    // A f16 is a sign, five bits of exponent and ten of mantissa.
-    let upper = (codes & 0x8080_8080) | ((codes >> 1) & 0x3f3f_3f3f);
-    let lower = (codes << 7) & 0x8080_8080;
-    let factor = Vector::<f16, Const<2>>::new(f16::from_int(E4M3_FACTOR));
-    let low = Vector::<f16, Const<2>>::reinterpret(math::permute_two(lower, upper, 0x5140u32));
-    let high = Vector::<f16, Const<2>>::reinterpret(math::permute_two(lower, upper, 0x7362u32));
-    (low * factor, high * factor)
+    let (low, high) = e4m3_halves_of_word(codes, Elem::F16);
+    (e4m3_number_f16(low), e4m3_number_f16(high))
+}
+
+/// [`e4m3_halves_of_pair`] of the lower two codes of a word and of the upper two.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(crate) fn e4m3_halves_of_word(codes: u32, #[comptime] elem: Elem) -> (u32, u32) {
+    // Upper and lower bytes of all four: a code is a sign, four bits of exponent and three of mantissa, a bf16 a sign, eight bits and seven,
+    // a f16 a sign, five and ten.
+    let sign = codes & 0x8080_8080;
+    let (upper, lower) = if comptime!(elem == Elem::Bf16) {
+        (sign | ((codes >> 4) & 0x0707_0707), (codes << 4) & 0xf0f0_f0f0)
+    } else {
+        (sign | ((codes >> 1) & 0x3f3f_3f3f), (codes << 7) & 0x8080_8080)
+    };
+    (math::permute_two(lower, upper, 0x5140u32), math::permute_two(lower, upper, 0x7362u32))
+}
+
+/// What halves are whose exponents have the bias of the codes.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(crate) fn e4m3_number_bf16(halves: u32) -> Vector<bf16, Const<2>> {
+    Vector::<bf16, Const<2>>::reinterpret(halves)
+        * Vector::<bf16, Const<2>>::reinterpret(comptime!(E4M3_FACTOR_BF16).runtime())
+}
+
+/// The same of f16.
+#[cube]
+pub(crate) fn e4m3_number_f16(halves: u32) -> Vector<f16, Const<2>> {
+    Vector::<f16, Const<2>>::reinterpret(halves) * Vector::<f16, Const<2>>::new(f16::from_int(E4M3_FACTOR))
 }
 
 /// The same as bf16, whose exponent is wide enough for the product with a power of two to be exact.

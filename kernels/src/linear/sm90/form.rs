@@ -7,6 +7,7 @@ use super::epilogue::VECTOR;
 use super::partial::MOST_SPLITS;
 use super::wide;
 use crate::experts_mlp::sort::EVEN;
+use crate::linear::packed::FP8_COLUMNS;
 use crate::linear::parts::{BLOCK, PARTS};
 use crate::linear::{Division, LinearForm, LinearSizes, WeightFormat};
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
@@ -18,6 +19,10 @@ pub(super) const WEIGHT_ROWS: usize = 128;
 const LEAST_TRIMMED: usize = 128;
 /// Tokens of a tile load there: more than it is trimmed by, so that there are few loads.
 const TRIMMED_LOAD: usize = 64;
+/// Tokens of a tile up to which sums take the scales of FP8.
+const MOST_SCALED: usize = 64;
+/// Those up to which two cubes have the registers of a multiprocessor.
+const MOST_OF_TWO: usize = 32;
 /// Input channels of a block: 128 bytes, the width of the swizzle.
 pub(in crate::linear) const CHANNELS: usize = 64;
 /// Units of a warpgroup.
@@ -146,22 +151,27 @@ impl Form {
 
     /// Bytes of the tokens' part of a stage.
     pub fn token_bytes(self) -> u32 {
+        self.stage_blocks() * self.block_token_bytes()
+    }
+
+    /// The same of a block.
+    pub fn block_token_bytes(self) -> u32 {
         (self.tokens * CHANNELS * 2) as u32
+    }
+
+    /// Blocks of channels of a stage: those that share a scale, where sums take it.
+    pub fn stage_blocks(self) -> u32 {
+        if self.scales_sums() { self.blocks_together() } else { 1 }
     }
 
     /// Bytes of a row of the weights in a stage.
     pub fn weight_row_bytes(self) -> u32 {
-        let bits = match self.format {
-            WeightFormat::Dense => 16,
-            WeightFormat::Fp8 => 8,
-            WeightFormat::Fp4 => 4,
-        };
-        (CHANNELS * bits / 8) as u32
+        (CHANNELS * bits(self.format) / 8) as u32 * self.stage_blocks()
     }
 
     /// Elements of the weights' tile map from one block of channels to the next: numbers, or bytes of codes.
     pub fn weight_columns(self) -> u32 {
-        if self.format.is_dense() { CHANNELS as u32 } else { self.weight_row_bytes() }
+        if self.format.is_dense() { CHANNELS as u32 } else { self.weight_row_bytes() / self.stage_blocks() }
     }
 
     /// Bytes of the weights' part of a stage.
@@ -169,12 +179,28 @@ impl Form {
         WEIGHT_ROWS as u32 * self.weight_row_bytes()
     }
 
+    /// Whether codes are multiplied as they are, and sums over the channels that share a scale take it: where there are registers for
+    /// these sums beside all others.
+    pub fn scales_sums(self) -> bool {
+        self.format == WeightFormat::Fp8 && self.tokens <= MOST_SCALED
+    }
+
+    /// Blocks of channels that are not divided among cubes: those that share a scale.
+    pub fn blocks_together(self) -> u32 {
+        if self.format == WeightFormat::Fp8 { (FP8_COLUMNS / CHANNELS) as u32 } else { 1 }
+    }
+
     pub fn stage_bytes(self) -> u32 {
         self.weight_bytes() + self.token_bytes()
     }
 
     pub fn stages(self) -> u32 {
-        (SHARED_BYTES_MAX - 2 * self.staging_bytes()) / self.stage_bytes()
+        (SHARED_BYTES_MAX / self.cubes() - 2 * self.staging_bytes()) / self.stage_bytes()
+    }
+
+    /// Cubes of a multiprocessor: as many as there are registers for, where decoding is what tiles wait for.
+    pub fn cubes(self) -> u32 {
+        cubes(self.format, self.tokens)
     }
 
     /// The products of a warpgroup with one block of channels.
@@ -225,13 +251,27 @@ pub(in crate::linear) fn outputs(linear: LinearForm) -> usize {
     if linear.gated { WEIGHT_ROWS / 2 } else { WEIGHT_ROWS }
 }
 
+/// Cubes of a multiprocessor.
+pub(in crate::linear) fn cubes(format: WeightFormat, tokens: usize) -> u32 {
+    if format == WeightFormat::Fp8 && tokens <= MOST_OF_TWO { 2 } else { 1 }
+}
+
+/// Bits of a weight, as tile loads see it.
+pub(super) fn bits(format: WeightFormat) -> usize {
+    match format {
+        WeightFormat::Dense => 16,
+        WeightFormat::Fp8 => 8,
+        WeightFormat::Fp4 => 4,
+    }
+}
+
 /// Bytes that a pair of cubes loads for a block of channels.
-pub(in crate::linear) fn pair_bytes(tiling: Tiling) -> usize {
+pub(in crate::linear) fn pair_bytes(tiling: Tiling, format: WeightFormat) -> usize {
     let (weights, tokens) = match tiling.shares {
         Shares::Tokens => (2 * WEIGHT_ROWS, tiling.tokens),
         Shares::Weights => (WEIGHT_ROWS, 2 * tiling.tokens),
     };
-    (weights + tokens) * CHANNELS * 2
+    weights * CHANNELS * bits(format) / 8 + tokens * CHANNELS * 2
 }
 
 /// Tiles of pairs of cubes, which compute two tiles of the output each.

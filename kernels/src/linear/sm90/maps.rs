@@ -35,10 +35,12 @@ pub(super) fn weight_map(
     let handle = handle(weight);
     let (elem, codes, swizzle) = match form.format {
         WeightFormat::Dense => (elem, 1, TensorMapSwizzle::B128),
+        WeightFormat::Fp8 if form.scales_sums() => (ElemType::UInt(UIntKind::U8), 1, TensorMapSwizzle::B128),
         WeightFormat::Fp8 => (ElemType::UInt(UIntKind::U8), 1, TensorMapSwizzle::B64),
         WeightFormat::Fp4 => (ElemType::UInt(UIntKind::U8), 2, TensorMapSwizzle::B32),
     };
-    let ([inputs, matrix_stride], columns) = ([inputs, matrix_stride].map(|len| len / codes), form.weight_columns());
+    let ([inputs, matrix_stride], columns) =
+        ([inputs, matrix_stride].map(|len| len / codes), form.weight_columns() * form.stage_blocks());
     // SAFETY: there are as many matrices of as many rows and channels.
     unsafe {
         if form.linear.gated {

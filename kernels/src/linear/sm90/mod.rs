@@ -76,7 +76,7 @@ pub(super) fn launch(
     let weight_map = weight_map(weight, [matrices, weight_rows, inputs], terms * matrix_stride, elem, form);
     let out_map = out_map(&out, [count, outputs], elem, form);
     let pairs_of_cubes = splits * pairs_of_tiles([token_tiles, weight_rows], linear, shares);
-    let clusters = (multiprocessors(client) / CUBES as usize).clamp(1, pairs_of_cubes);
+    let clusters = (multiprocessors(client) * form.cubes() as usize / CUBES as usize).clamp(1, pairs_of_cubes);
     // SAFETY: the buffers have the sizes that the arguments state. Tile loads outside of the tensors give zeros, and rows and
     // columns past the end are not written. Pairs of cubes share no output.
     unsafe {
@@ -94,7 +94,7 @@ pub(super) fn launch(
             share(&out),
             partial.arg(),
             scales,
-            inputs.div_ceil(CHANNELS) as u32,
+            inputs.div_ceil(CHANNELS).next_multiple_of(form.blocks_together() as usize) as u32,
             weight_rows as u32,
             (outputs + carried) as u32,
             count as u32,
@@ -269,6 +269,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("128.fp8", bf16, Rows::Dense, false, 128),
         entry("heads.64.fp8", bf16, Rows::Heads, false, 64),
         entry("split.32.fp8", f16, Rows::Dense, false, 32),
+        entry("split.32.fp8", bf16, Rows::Dense, false, 32),
+        entry("experts_up.32.fp8", bf16, Rows::Sorted, true, 32),
+        entry("weights.32.fp8", bf16, Rows::Dense, false, 32),
         entry("experts_up.32.fp4", bf16, Rows::Sorted, true, 32),
         entry("experts_up.128.fp4", f16, Rows::Sorted, true, 128),
         entry("experts_down.64.fp4", bf16, Rows::Scatter, false, 64),

@@ -9,7 +9,8 @@ use half::{bf16, f16};
 use super::schedule::Place;
 use super::{CHANNELS, Form, GROUP};
 use crate::linear::packed::{
-    BlockLayout, E4M3_FACTOR, FP4_COLUMNS, FP8_COLUMNS, e2m1_pair, e2m1_pair_of_byte, e4m3_halves, e8m0, e8m0_pair_bf16,
+    BlockLayout, FP4_COLUMNS, FP8_COLUMNS, e2m1_pair, e2m1_pair_of_byte, e4m3_halves_of_pair, e4m3_halves_of_word,
+    e4m3_number_bf16, e4m3_number_f16, e4m3_pair, e8m0, e8m0_pair_bf16,
 };
 use crate::linear::{WeightArg, WeightFormat};
 use crate::ptx::{math, matrix};
@@ -98,7 +99,10 @@ impl Codes {
                 codes.first = matrix + (first >> blocks.rows_log2) as usize * codes.across;
                 codes.second = matrix + (second >> blocks.rows_log2) as usize * codes.across;
                 let row = warp * 16 + row;
-                if comptime!(form.format == WeightFormat::Fp8) {
+                if comptime!(form.scales_sums()) {
+                    codes.at = row * 128 + lane % 4 * 2;
+                    codes.swizzle = row % 8;
+                } else if comptime!(form.format == WeightFormat::Fp8) {
                     codes.at = row * 64 + lane % 4 * 2;
                     codes.swizzle = row / 2 % 4;
                 } else {
@@ -136,28 +140,36 @@ impl Codes {
         words
     }
 
-    /// Decodes the codes of the warpgroup's rows of a block of channels, up to what [`finished`] does.
+    /// Decodes the codes of the warpgroup's rows of a block of channels of a stage, up to what [`finished`] does.
     pub fn decode<D: Size>(
         &self,
         rows_at: u32,
         factors: Vector<u32, Const<4>>,
+        #[comptime] block: usize,
         #[comptime] form: Form,
     ) -> Vector<u32, D> {
         let mut words = Sequence::<u32>::new();
         #[unroll]
         for step in 0..4usize {
             // 16 channels are 16 bytes of FP8, and 8 of FP4.
-            let bytes = comptime!(form.weight_row_bytes() / 4);
-            let unit = comptime!(step as u32 * bytes / 16) ^ self.swizzle;
+            let bytes = comptime!(form.weight_columns() / 4);
+            let unit = comptime!((block as u32 * 4 + step as u32) * bytes / 16) ^ self.swizzle;
             let at = rows_at + self.at + unit * 16;
             #[unroll]
             for eight in 0..2usize {
-                #[unroll]
-                for row in 0..2usize {
-                    let within = comptime!(step as u32 * bytes % 16 + eight as u32 * bytes / 2);
-                    let offset = comptime!(within + row as u32 * 8 * form.weight_row_bytes());
-                    let codes = matrix::load_low(at, offset, comptime!(bytes / 8));
-                    decode_pair(&mut words, codes, factors, comptime!(step / 2), row, form);
+                let offset = comptime!(step as u32 * bytes % 16 + eight as u32 * bytes / 2);
+                let below = comptime!(offset + 8 * form.weight_row_bytes());
+                let first = matrix::load_low(at, offset, comptime!(bytes / 8));
+                let second = matrix::load_low(at, below, comptime!(bytes / 8));
+                if comptime!(form.cubes() == 2) {
+                    // Fewer instructions, but more of them behind the products; two cubes hide that. The word takes a product and a sum,
+                    // which have pipes of their own.
+                    let (first, second) = e4m3_halves_of_word(second * 0x1_0000 + first, comptime!(form.elem()));
+                    words.push(first);
+                    words.push(second);
+                } else {
+                    decode_pair(&mut words, first, factors, comptime!(step / 2), 0usize, form);
+                    decode_pair(&mut words, second, factors, comptime!(step / 2), 1usize, form);
                 }
             }
         }
@@ -165,14 +177,30 @@ impl Codes {
     }
 }
 
-/// Whether pairs are decoded to bf16, and lack the scale alone; otherwise they are f32, and are to be rounded.
-fn in_pairs(form: Form) -> bool {
-    form.format == WeightFormat::Fp4 && form.bf16
+/// What a unit decodes of two codes, before [`finished`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Decoded {
+    /// Two bf16 or f16, whose exponents have the bias of E4M3; their sums take the scale.
+    Halves,
+    /// Two bf16 without the scale.
+    Bf16,
+    /// Two f32, to be rounded.
+    F32,
+}
+
+impl Decoded {
+    fn of(form: Form) -> Self {
+        match form.format {
+            _ if form.scales_sums() => Self::Halves,
+            WeightFormat::Fp4 if form.bf16 => Self::Bf16,
+            _ => Self::F32,
+        }
+    }
 }
 
 /// Words that a unit decodes of a block.
 pub(super) fn decoded_words(form: Form) -> usize {
-    if in_pairs(form) { PAIRS } else { 2 * PAIRS }
+    if Decoded::of(form) == Decoded::F32 { 2 * PAIRS } else { PAIRS }
 }
 
 /// A for the products with a block of channels. The compiler wants the registers of A written when no product is under way: so this is what
@@ -186,7 +214,11 @@ pub(super) fn finished<D: Size>(
     let mut pairs = Sequence::<u32>::new();
     #[unroll]
     for i in 0..PAIRS {
-        if comptime!(in_pairs(form)) {
+        if comptime!(form.scales_sums() && form.bf16) {
+            pairs.push(u32::reinterpret(e4m3_number_bf16(words.extract(i))));
+        } else if comptime!(form.scales_sums()) {
+            pairs.push(u32::reinterpret(e4m3_number_f16(words.extract(i))));
+        } else if comptime!(Decoded::of(form) == Decoded::Bf16) {
             let scale = e8m0_pair_bf16(factors.extract(comptime!(i / (PAIRS / 2) * 2 + i % 2)));
             let numbers: Vector<bf16, Const<2>> = Vector::<bf16, Const<2>>::reinterpret(words.extract(i)) * scale;
             pairs.push(u32::reinterpret(numbers));
@@ -215,13 +247,12 @@ fn decode_pair(
     #[comptime] row: usize,
     #[comptime] form: Form,
 ) {
-    if comptime!(in_pairs(form)) {
+    if comptime!(Decoded::of(form) == Decoded::Halves) {
+        words.push(e4m3_halves_of_pair(math::permute(codes, 0x1404u32), comptime!(form.elem())));
+    } else if comptime!(Decoded::of(form) == Decoded::Bf16) {
         words.push(u32::reinterpret(e2m1_pair_of_byte(codes)));
     } else if comptime!(form.format == WeightFormat::Fp8) {
-        let halves = e4m3_halves(math::permute(codes, 0x1404u32));
-        let numbers = Vector::<f16, Const<2>>::reinterpret(halves);
-        let numbers = numbers * Vector::<f16, Const<2>>::new(f16::from_int(E4M3_FACTOR));
-        push_scaled(words, numbers, f32::reinterpret(factors.extract(row)));
+        push_scaled(words, e4m3_pair(math::permute(codes, 0x1404u32)), f32::reinterpret(factors.extract(row)));
     } else {
         // The codes of a byte, each in a half of the word.
         let numbers = e2m1_pair(codes | (codes << 12));

@@ -62,12 +62,17 @@ impl Ring {
             // Of codes in bytes.
             let column = (block * comptime!(form.weight_columns())) as i32;
             mbarrier::wait(self.empty + self.stage * 8, self.phase ^ 1);
-            let of_tokens = place.loaded(form) * comptime!(CHANNELS as u32 * 2);
+            let of_tokens = place.loaded(form) * comptime!(form.stage_blocks() * CHANNELS as u32 * 2);
             mbarrier::arrive_expect(bar, comptime!(form.weight_bytes()) + of_tokens);
             let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
             let to = self.weights_at + self.stage * comptime!(form.weight_bytes());
             if comptime!(form.shares == Shares::Weights) {
-                tma::load_3d(tokens_at, x, bar, channel, place.first as i32, place.head as i32);
+                #[unroll]
+                for i in 0..comptime!(form.stage_blocks()) {
+                    let to = tokens_at + comptime!(i * form.block_token_bytes());
+                    let channel = channel + comptime!((i * CHANNELS as u32) as i32);
+                    tma::load_3d(to, x, bar, channel, place.first as i32, place.head as i32);
+                }
                 let half = rank * comptime!(form.loaded_weight_rows() as u32);
                 let (to, row) = (to + half * comptime!(form.weight_row_bytes()), (place.output + half) as i32);
                 tma::load_3d_multicast(to, weight, bar, column, row, place.expert as i32, 3u16);
@@ -81,7 +86,11 @@ impl Ring {
                         token += comptime!(CUBES * form.loaded_tokens() as u32);
                     }
                 } else {
-                    load_tokens(tokens_at, x, bar, channel, place, token);
+                    #[unroll]
+                    for i in 0..comptime!(form.stage_blocks()) {
+                        let to = tokens_at + comptime!(i * form.block_token_bytes());
+                        load_tokens(to, x, bar, channel + comptime!((i * CHANNELS as u32) as i32), place, token);
+                    }
                 }
                 if comptime!(form.linear.gated) {
                     let eight = place.output / comptime!(INTERLEAVED as u32);
@@ -125,6 +134,8 @@ impl Ring {
             acc
         } else if comptime!(form.format.is_dense()) {
             self.multiply_blocks::<A>(place, place.first_block, group, comptime!(form.tokens), form)
+        } else if comptime!(form.scales_sums()) {
+            self.multiply_scaled::<A>(scales, codes, place, group, form)
         } else {
             self.multiply_codes::<A>(scales, codes, place, group, form)
         }
@@ -171,7 +182,7 @@ impl Ring {
         let factors = codes.factors(scales, block, form);
         let mut coming = codes.factors(scales, min(block + 1, last), form);
         mbarrier::wait(self.full + self.stage * 8, self.phase);
-        let decoded = codes.decode::<D>(self.rows_at(group, form), factors, form);
+        let decoded = codes.decode::<D>(self.rows_at(group, form), factors, 0usize, form);
         let mut weights = finished::<D>(decoded, factors, form);
         while block < last {
             let issued = wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, self.tokens(form), comptime!(form.products()));
@@ -179,7 +190,7 @@ impl Ring {
             self.advance(form);
             let after = codes.factors(scales, min(block + 2, last), form);
             mbarrier::wait(self.full + self.stage * 8, self.phase);
-            let decoded = codes.decode::<D>(self.rows_at(group, form), coming, form);
+            let decoded = codes.decode::<D>(self.rows_at(group, form), coming, 0usize, form);
             acc = wgmma::wait::<A>(issued, 0u32);
             release(empty);
             weights = finished::<D>(decoded, coming, form);
@@ -191,6 +202,65 @@ impl Ring {
         release(self.empty_at());
         self.advance(form);
         acc
+    }
+
+    /// The same where sums over the channels of a stage, which share a scale, take it.
+    fn multiply_scaled<A: Size>(
+        &mut self,
+        scales: &Scales,
+        codes: &Codes,
+        place: &Place,
+        group: u32,
+        #[comptime] form: Form,
+    ) -> Vector<f32, A> {
+        let size!(D) = comptime!(decoded_words(form));
+        let last = place.end_block - 2;
+        let mut block = place.first_block;
+        let mut total = Vector::<f32, A>::zeroed();
+        let mut factors = codes.factors(scales, block, form);
+        mbarrier::wait(self.full + self.stage * 8, self.phase);
+        let decoded = codes.decode::<D>(self.rows_at(group, form), factors, 0usize, form);
+        let mut weights = finished::<D>(decoded, factors, form);
+        while block < last {
+            let coming = codes.factors(scales, block + 2, form);
+            let issued = self.multiply_both::<A>(weights, codes, factors, group, form);
+            let empty = self.empty_at();
+            self.advance(form);
+            mbarrier::wait(self.full + self.stage * 8, self.phase);
+            let decoded = codes.decode::<D>(self.rows_at(group, form), coming, 0usize, form);
+            let acc = wgmma::wait::<A>(issued, 0u32);
+            release(empty);
+            weights = finished::<D>(decoded, coming, form);
+            total = add_scaled::<A>(total, acc, factors);
+            factors = coming;
+            block += 2;
+        }
+        let issued = self.multiply_both::<A>(weights, codes, factors, group, form);
+        let acc = wgmma::wait::<A>(issued, 0u32);
+        release(self.empty_at());
+        self.advance(form);
+        add_scaled::<A>(total, acc, factors)
+    }
+
+    /// The products with both blocks of a stage, of which the first one is decoded; those with the second one are under way.
+    fn multiply_both<A: Size>(
+        &self,
+        weights: Vector<u32, Const<PAIRS>>,
+        codes: &Codes,
+        factors: Vector<u32, Const<4>>,
+        group: u32,
+        #[comptime] form: Form,
+    ) -> Vector<f32, A> {
+        let size!(D) = comptime!(decoded_words(form));
+        let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
+        let second_at = tokens_at + comptime!(form.block_token_bytes());
+        let layout = comptime!(form.products().b);
+        let issued =
+            wgmma::mma_rs_zero::<A, Const<PAIRS>>(weights, descriptor(tokens_at, layout), comptime!(form.products()));
+        let decoded = codes.decode::<D>(self.rows_at(group, form), factors, 1usize, form);
+        let acc = wgmma::wait::<A>(issued, 0u32);
+        let weights = finished::<D>(decoded, factors, form);
+        wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, descriptor(second_at, layout), comptime!(form.products()))
     }
 
     /// The tokens of this stage.
@@ -234,8 +304,13 @@ fn release(empty: u32) {
 /// The block behind this one: in parts, of the same part.
 #[cube]
 fn following(block: u32, #[comptime] form: Form) -> u32 {
-    let next = warp::next(block);
-    if comptime!(form.in_parts) { next + comptime!(PARTS as u32 - 1) } else { next }
+    if comptime!(form.in_parts) {
+        warp::next(block) + comptime!(PARTS as u32 - 1)
+    } else if comptime!(form.stage_blocks() == 1) {
+        warp::next(block)
+    } else {
+        block + comptime!(form.stage_blocks())
+    }
 }
 
 #[cube]
@@ -245,6 +320,19 @@ fn add<A: Size>(total: Vector<f32, A>, part: Vector<f32, A>) -> Vector<f32, A> {
     #[unroll]
     for i in 0..count {
         sums.push(total.extract(i) + part.extract(i));
+    }
+    math::vector::<f32, A>(&sums)
+}
+
+/// Adds products with codes, which take their scale here: numbers of a unit are of two rows of the weights in turns of two.
+#[cube]
+fn add_scaled<A: Size>(total: Vector<f32, A>, acc: Vector<f32, A>, factors: Vector<u32, Const<4>>) -> Vector<f32, A> {
+    let count = A::value().comptime();
+    let mut sums = Sequence::<f32>::new();
+    #[unroll]
+    for i in 0..count {
+        let factor = f32::reinterpret(factors.extract(comptime!(i / 2 % 2)));
+        sums.push(fma(acc.extract(i), factor, total.extract(i)));
     }
     math::vector::<f32, A>(&sums)
 }

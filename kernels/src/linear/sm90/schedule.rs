@@ -74,8 +74,10 @@ impl Place {
             if comptime!(form.in_parts) {
                 first_block = split;
             } else {
-                first_block = split * schedule.blocks / schedule.splits;
-                end_block = (split + 1) * schedule.blocks / schedule.splits;
+                let together = comptime!(form.blocks_together());
+                let count = schedule.blocks / together;
+                first_block = split * count / schedule.splits * together;
+                end_block = (split + 1) * count / schedule.splits * together;
             }
         }
         if comptime!(form.is_grouped()) {

@@ -1,8 +1,8 @@
 //! How Hopper's kernel divides its work. Constants here were measured; the README says where.
 
-use super::form::{self, CHANNELS, CUBES, Shares, Tiling, WEIGHT_ROWS, pair_bytes, pairs_of_tiles, terms};
+use super::form::{self, CHANNELS, CUBES, Shares, Tiling, WEIGHT_ROWS, bits, cubes, pair_bytes, pairs_of_tiles, terms};
 use super::partial::MOST_SPLITS;
-use crate::linear::{Division, LinearSizes, parts};
+use crate::linear::{Division, LinearSizes, WeightFormat, parts};
 
 /// A tile of Hopper's kernel.
 pub(in crate::linear) struct Tile {
@@ -14,15 +14,30 @@ pub(in crate::linear) struct Tile {
     /// Nanoseconds of one block of channels, where one matrix has all rows. Of 160 and 192 tokens it is what lies between
     /// the others: with it they are chosen where they were measured to be faster.
     block: f64,
+    /// The same of FP8, in one cube of a multiprocessor; nothing where none has it.
+    codes: Option<f64>,
 }
 const TILES: [Tile; 6] = [
-    Tile { tokens: 256, divided: 256, trimmed: Some(100), block: 646.0 },
-    Tile { tokens: 192, divided: 200, trimmed: Some(98), block: 490.0 },
-    Tile { tokens: 160, divided: 170, trimmed: None, block: 415.0 },
-    Tile { tokens: 128, divided: 144, trimmed: None, block: 340.0 },
-    Tile { tokens: 64, divided: 111, trimmed: None, block: 213.0 },
-    Tile { tokens: 32, divided: 101, trimmed: None, block: 158.0 },
+    Tile { tokens: 256, divided: 256, trimmed: Some(100), block: 646.0, codes: None },
+    Tile { tokens: 192, divided: 200, trimmed: Some(98), block: 490.0, codes: None },
+    Tile { tokens: 160, divided: 170, trimmed: None, block: 415.0, codes: None },
+    Tile { tokens: 128, divided: 144, trimmed: None, block: 340.0, codes: Some(410.0) },
+    Tile { tokens: 64, divided: 111, trimmed: None, block: 213.0, codes: Some(260.0) },
+    Tile { tokens: 32, divided: 101, trimmed: None, block: 158.0, codes: Some(370.0) },
 ];
+impl Tile {
+    /// Nanoseconds of a block of channels in this format.
+    fn block_of(&self, format: WeightFormat) -> f64 {
+        self.codes.filter(|_| format == WeightFormat::Fp8).unwrap_or(self.block)
+    }
+
+    /// How long it takes where experts or heads divide the rows, where all of a multiprocessor is its own.
+    fn divided_of(&self, format: WeightFormat) -> usize {
+        let codes = self.codes.filter(|_| format == WeightFormat::Fp8);
+        codes.map_or(self.divided, |block| block as usize / cubes(format, self.tokens) as usize)
+    }
+}
+
 /// Tokens of a tile at most, where registers have more than its sums: those of all parts before, or the weights that codes become.
 const MOST_BESIDE_OTHERS: usize = 128;
 /// How long a tile of an expert takes that is trimmed to its tokens: each tile, and a hundred of its tokens; of fewer than so many tokens it
@@ -55,20 +70,21 @@ pub(in crate::linear) fn dense_tiling(sizes: &LinearSizes, clusters: usize, in_p
     // Nanoseconds of a launch that adds up parts, and bytes a nanosecond of these.
     const ADD_UP: f64 = 1300.0;
     const PARTS: f64 = 4050.0;
-    let &LinearSizes { rows, inputs, outputs, form, .. } = sizes;
+    let &LinearSizes { rows, inputs, outputs, form, format, .. } = sizes;
     let weight_rows = terms(sizes) * outputs;
     let blocks = inputs.div_ceil(CHANNELS);
     let time = |tile: &Tile, tiling: Tiling| {
         let tiles = pairs_of_tiles([rows.div_ceil(tiling.tokens), weight_rows], form, tiling.shares);
         let blocks_of_tile = blocks.div_ceil(tiling.splits);
+        let clusters = clusters * cubes(format, tiling.tokens) as usize;
         let rounds = (tiles * tiling.splits).div_ceil(clusters);
         let pair_rows = CUBES as usize * tiling.tokens;
         let absent = if tiling.shares == Shares::Tokens { 0 } else { rows.next_multiple_of(pair_rows) - rows };
         let last_pairs = (weight_rows.div_ceil(WEIGHT_ROWS) * tiling.splits) as f64 * absent as f64 / pair_rows as f64;
         let blocks_of_pair = (rounds as f64 + last_pairs * ABSENT / clusters as f64) * blocks_of_tile as f64;
-        let products = blocks_of_pair * tile.block + rounds as f64 * BETWEEN;
-        let loaded = (tiles * blocks * pair_bytes(tiling)) as f64 / L2;
-        let loads = loaded.max((sizes.form.matrix(inputs, weight_rows) * 2) as f64 / MEMORY);
+        let products = blocks_of_pair * tile.block_of(format) + rounds as f64 * BETWEEN;
+        let loaded = (tiles * blocks * pair_bytes(tiling, format)) as f64 / L2;
+        let loads = loaded.max((sizes.form.matrix(inputs, weight_rows) * bits(format) / 8) as f64 / MEMORY);
         let parts = (tiling.splits * rows * weight_rows * 2 * size_of::<f32>()) as f64;
         let adds = if tiling.splits > 1 { ADD_UP + parts / PARTS } else { 0.0 };
         products.max(loads) + BESIDE * products.min(loads) + adds
@@ -105,18 +121,21 @@ pub(in crate::linear) fn all_tilings(
 
 /// The tiling of rows that experts or heads divide.
 pub(in crate::linear) fn divided_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<Tiling> {
-    let &LinearSizes { rows, matrices, outputs, .. } = sizes;
+    let &LinearSizes { rows, matrices, outputs, format, .. } = sizes;
     let pairs = outputs.div_ceil(CUBES as usize * form::outputs(sizes.form));
-    let cost = |&Tile { tokens, divided: time, trimmed, .. }: &Tile| match (sizes.division, trimmed) {
-        (Division::Experts, Some(hundred)) => trimmed_time([rows, matrices], tokens) * hundred / 100,
-        // An expert's last tile is half empty, on average; twice their number.
-        (Division::Experts, None) => (2 * rows / tokens + matrices).max(2 * matrices) * time,
-        // How often all pairs of cubes have a tile, the last time perhaps not all. Small tiles that share weights wait for the L2
-        // cache.
-        _ => {
-            let tiles = matrices * sizes.rows_each().div_ceil(tokens) * pairs;
-            let waits = tokens < FULL && sizes.rows_each() > tokens;
-            (tiles.div_ceil(clusters) * time).max(if waits { tiles * time / L2_TILES } else { 0 })
+    let cost = |tile: &Tile| {
+        let (tokens, time) = (tile.tokens, tile.divided_of(format));
+        match (sizes.division, tile.trimmed) {
+            (Division::Experts, Some(hundred)) => trimmed_time([rows, matrices], tokens) * hundred / 100,
+            // An expert's last tile is half empty, on average; twice their number.
+            (Division::Experts, None) => (2 * rows / tokens + matrices).max(2 * matrices) * time,
+            // How often all pairs of cubes have a tile, the last time perhaps not all. Small tiles that share weights wait for the
+            // L2 cache.
+            _ => {
+                let tiles = matrices * sizes.rows_each().div_ceil(tokens) * pairs;
+                let waits = tokens < FULL && sizes.rows_each() > tokens;
+                (tiles.div_ceil(clusters) * time).max(if waits { tiles * time / L2_TILES } else { 0 })
+            }
         }
     };
     all_tilings(sizes, in_parts).min_by_key(|(tile, _)| cost(tile)).map(|(_, tiling)| tiling)
