@@ -146,13 +146,18 @@ fn ops_mutants_linear_in_blocks(
     on_hopper(|device| assert_many_rows_in_blocks(sizes, (format, height), dtype, gated, device));
 }
 
-/// The same of experts.
+/// The same of experts: tiles of 32 tokens, those of FP8 for more (96).
 #[rstest]
-#[case(&[9, 0, 40, 1], [576, 352])]
-#[case(&[31, 0, 1], [64, 64])]
-fn ops_mutants_linear_experts_in_blocks(#[case] pairs: &[usize], #[case] sizes: [usize; 2]) {
-    let format = WeightFormat::Blocks(BlockFormat::Fp4);
-    on_hopper(|device| experts(pairs, 2, 1, sizes, BF16, format, device));
+#[case(&[9, 0, 40, 1], [576, 352], BlockFormat::Fp4)]
+#[case(&[31, 0, 1], [64, 64], BlockFormat::Fp4)]
+#[case(&[31, 0, 1], [192, 64], BlockFormat::Fp8)]
+#[case(&[70, 0, 90], [416, 96], BlockFormat::Fp8)]
+fn ops_mutants_linear_experts_in_blocks(
+    #[case] pairs: &[usize],
+    #[case] sizes: [usize; 2],
+    #[case] format: BlockFormat,
+) {
+    on_hopper(|device| experts(pairs, 2, 1, sizes, BF16, WeightFormat::Blocks(format), device));
 }
 
 /// Experts of a few tokens: one piece and several, the last of which is not full; FP8 of more blocks than a warp has units, rows so long

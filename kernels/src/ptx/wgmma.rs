@@ -144,7 +144,7 @@ pub(crate) struct Mma {
 impl Mma {
     /// The instructions. Operands are the new accumulators, the old ones unless it starts at zero, A (a descriptor or
     /// four registers for each step, and maybe some that are not used), and B's descriptor. `lanes` is the number of
-    /// accumulators, of which those past the last column are passed on, `a_count` that of A's operands.
+    /// accumulators, of which those past the last column are passed on, or zero, `a_count` that of A's operands.
     fn text(&self, lanes: usize, a_count: usize, zero: bool) -> String {
         let Mma { n, steps, elem, a, b, groups, per_step } = *self;
         assert!(n.is_multiple_of(8) && n <= 256 && lanes >= n / 2, "{n} columns in {lanes} registers");
@@ -152,10 +152,10 @@ impl Mma {
         assert!(per_step == 1 || width * per_step == n && width.is_multiple_of(64), "{n} columns in {per_step}");
         let range =
             |first: usize, count: usize| (first..first + count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
-        assert!(!zero || lanes == n / 2, "{n} columns start at zero in {lanes} registers");
         let mut text = String::from("{\n.reg .pred zero, more;\n.reg .b64 a, b;\n");
         text += "setp.ne.b32 zero, 0, 0;\nsetp.eq.b32 more, 0, 0;\n";
         let first_a = if zero {
+            (n / 2..lanes).for_each(|i| text += &format!("mov.b32 %{i}, 0;\n"));
             lanes
         } else {
             for i in 0..lanes {

@@ -20,7 +20,7 @@ const LEAST_TRIMMED: usize = 128;
 /// Tokens of a tile load there: more than it is trimmed by, so that there are few loads.
 const TRIMMED_LOAD: usize = 64;
 /// Tokens of a tile up to which sums take the scales of FP8.
-const MOST_SCALED: usize = 64;
+const MOST_SCALED: usize = 96;
 /// Those up to which two cubes have the registers of a multiprocessor.
 const MOST_OF_TWO: usize = 32;
 /// Input channels of a block: 128 bytes, the width of the swizzle.

@@ -270,6 +270,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("heads.64.fp8", bf16, Rows::Heads, false, 64),
         entry("split.32.fp8", f16, Rows::Dense, false, 32),
         entry("split.32.fp8", bf16, Rows::Dense, false, 32),
+        entry("experts_up.96.fp8", bf16, Rows::Sorted, true, 96),
+        entry("experts_down.96.fp8", bf16, Rows::Scatter, false, 96),
         entry("experts_up.32.fp8", bf16, Rows::Sorted, true, 32),
         entry("weights.32.fp8", bf16, Rows::Dense, false, 32),
         entry("experts_up.32.fp4", bf16, Rows::Sorted, true, 32),

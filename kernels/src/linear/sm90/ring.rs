@@ -231,7 +231,7 @@ impl Ring {
             let acc = wgmma::wait::<A>(issued, 0u32);
             release(empty);
             weights = finished::<D>(decoded, coming, form);
-            total = add_scaled::<A>(total, acc, factors);
+            total = add_scaled::<A>(total, acc, factors, form);
             factors = coming;
             block += 2;
         }
@@ -239,7 +239,7 @@ impl Ring {
         let acc = wgmma::wait::<A>(issued, 0u32);
         release(self.empty_at());
         self.advance(form);
-        add_scaled::<A>(total, acc, factors)
+        add_scaled::<A>(total, acc, factors, form)
     }
 
     /// The products with both blocks of a stage, of which the first one is decoded; those with the second one are under way.
@@ -326,13 +326,22 @@ fn add<A: Size>(total: Vector<f32, A>, part: Vector<f32, A>) -> Vector<f32, A> {
 
 /// Adds products with codes, which take their scale here: numbers of a unit are of two rows of the weights in turns of two.
 #[cube]
-fn add_scaled<A: Size>(total: Vector<f32, A>, acc: Vector<f32, A>, factors: Vector<u32, Const<4>>) -> Vector<f32, A> {
+fn add_scaled<A: Size>(
+    total: Vector<f32, A>,
+    acc: Vector<f32, A>,
+    factors: Vector<u32, Const<4>>,
+    #[comptime] form: Form,
+) -> Vector<f32, A> {
     let count = A::value().comptime();
     let mut sums = Sequence::<f32>::new();
     #[unroll]
     for i in 0..count {
         let factor = f32::reinterpret(factors.extract(comptime!(i / 2 % 2)));
-        sums.push(fma(acc.extract(i), factor, total.extract(i)));
+        if comptime!(i < form.tokens / 2) {
+            sums.push(fma(acc.extract(i), factor, total.extract(i)));
+        } else {
+            sums.push(total.extract(i));
+        }
     }
     math::vector::<f32, A>(&sums)
 }

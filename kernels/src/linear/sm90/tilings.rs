@@ -17,11 +17,12 @@ pub(in crate::linear) struct Tile {
     /// The same of FP8, in one cube of a multiprocessor; nothing where none has it.
     codes: Option<f64>,
 }
-const TILES: [Tile; 6] = [
+const TILES: [Tile; 7] = [
     Tile { tokens: 256, divided: 256, trimmed: Some(100), block: 646.0, codes: None },
     Tile { tokens: 192, divided: 200, trimmed: Some(98), block: 490.0, codes: None },
     Tile { tokens: 160, divided: 170, trimmed: None, block: 415.0, codes: None },
     Tile { tokens: 128, divided: 144, trimmed: None, block: 340.0, codes: Some(410.0) },
+    Tile { tokens: 96, divided: 128, trimmed: None, block: 280.0, codes: Some(330.0) },
     Tile { tokens: 64, divided: 111, trimmed: None, block: 213.0, codes: Some(260.0) },
     Tile { tokens: 32, divided: 101, trimmed: None, block: 158.0, codes: Some(370.0) },
 ];
@@ -104,7 +105,10 @@ pub(in crate::linear) fn all_tilings(
     let only_sums = !in_parts && format.is_dense();
     let tiles = TILES.iter().filter(move |tile| only_sums || tile.tokens <= MOST_BESIDE_OTHERS);
     let tiles = tiles.filter(move |tile| match division {
-        Division::Dense => true,
+        Division::Dense => tile.tokens != 96,
+        Division::Experts if !tile.tokens.is_power_of_two() => {
+            tile.trimmed.is_some() || format == WeightFormat::Fp8 && tile.codes.is_some()
+        }
         Division::Experts => tile.tokens <= MOST_BESIDE_OTHERS || tile.trimmed.is_some(),
         _ => tile.tokens.is_power_of_two(),
     });
