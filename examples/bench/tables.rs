@@ -26,7 +26,8 @@ const MOST_LOGIT_ROWS: usize = 256;
 /// What could be chosen, and the microseconds that it takes; none where it fails.
 pub type Measured = Vec<(String, Option<f64>)>;
 
-/// All tables; with weights in blocks of codes that of dense products, at `--batches`, if there are any. A choice that is off is an error, so that the program says so when it ends.
+/// All tables; with weights in blocks of codes that of dense products. `--batches` are rows that take the place of the borders. A choice
+/// that is off is an error, so that the program says so when it ends.
 pub fn run(bench: &mut Bench) {
     if bench.blocks.is_none() {
         heads(bench);

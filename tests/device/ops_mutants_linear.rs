@@ -130,7 +130,7 @@ fn ops_mutants_linear_last_tile(
     on_hopper(|device| experts(&pairs, counts[1] - 5, 1, sizes, dtype, format, device));
 }
 
-/// Rows, channels and outputs; rows of a block. Of one block of channels, and of three times as many as there are stages.
+/// Rows, channels and outputs; rows of a block. Of one block of channels, and of twice to three times as many as there are stages.
 #[rstest]
 #[case([40, 64, 264], 128, BlockFormat::Fp8, BF16)]
 #[case([40, 1376, 288], 16, BlockFormat::Fp8, BF16)]

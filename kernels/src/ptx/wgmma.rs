@@ -382,6 +382,8 @@ mod tests {
         assert!(text.contains("add.s64 a, %4, 2;") && text.contains("add.s64 b, %5, 128;"));
         assert!(text.contains("{%0, %1, %2, %3}, a, b, zero, 1, 1, 0, 1;"));
         assert!(!text.contains("mov") && !text.contains("commit"));
+        let wider = Mma { n: 96, a, ..mma }.text(64, 1, true);
+        assert!(wider.contains("mov.b32 %48, 0;") && wider.contains("mov.b32 %63, 0;") && !wider.contains("%47, 0"));
         let two = Mma { n: 128, a, per_step: 2, ..mma }.text(64, 1, true);
         assert!(two.contains("m64n64k16") && !two.contains("m64n128k16"));
         assert!(two.contains("add.s64 b, %65, 0;") && two.contains("add.s64 b, %65, 256;"), "64 columns: 32 terms on");

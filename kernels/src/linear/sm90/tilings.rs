@@ -26,6 +26,9 @@ const TILES: [Tile; 7] = [
     Tile { tokens: 64, divided: 111, trimmed: None, block: 213.0, codes: Some(260.0) },
     Tile { tokens: 32, divided: 101, trimmed: None, block: 158.0, codes: Some(370.0) },
 ];
+/// Tokens of a tile that experts in FP8 alone have: between 64 and 128, where codes are rounded.
+const OF_EXPERTS: usize = 96;
+
 impl Tile {
     /// Nanoseconds of a block of channels in this format.
     fn block_of(&self, format: WeightFormat) -> f64 {
@@ -105,10 +108,8 @@ pub(in crate::linear) fn all_tilings(
     let only_sums = !in_parts && format.is_dense();
     let tiles = TILES.iter().filter(move |tile| only_sums || tile.tokens <= MOST_BESIDE_OTHERS);
     let tiles = tiles.filter(move |tile| match division {
-        Division::Dense => tile.tokens != 96,
-        Division::Experts if !tile.tokens.is_power_of_two() => {
-            tile.trimmed.is_some() || format == WeightFormat::Fp8 && tile.codes.is_some()
-        }
+        Division::Dense => tile.tokens != OF_EXPERTS,
+        Division::Experts if tile.tokens == OF_EXPERTS => format == WeightFormat::Fp8,
         Division::Experts => tile.tokens <= MOST_BESIDE_OTHERS || tile.trimmed.is_some(),
         _ => tile.tokens.is_power_of_two(),
     });
