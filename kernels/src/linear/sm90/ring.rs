@@ -181,16 +181,14 @@ impl Ring {
         let mut acc = Vector::<f32, A>::zeroed();
         let factors = codes.factors(scales, block, form);
         let mut coming = codes.factors(scales, min(block + 1, last), form);
-        mbarrier::wait(self.full + self.stage * 8, self.phase);
-        let decoded = codes.decode::<D>(self.rows_at(group, form), factors, 0usize, form);
+        let decoded = self.decode::<D>(codes, factors, group, form);
         let mut weights = finished::<D>(decoded, factors, form);
         while block < last {
             let issued = wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, self.tokens(form), comptime!(form.products()));
             let empty = self.empty_at();
             self.advance(form);
             let after = codes.factors(scales, min(block + 2, last), form);
-            mbarrier::wait(self.full + self.stage * 8, self.phase);
-            let decoded = codes.decode::<D>(self.rows_at(group, form), coming, 0usize, form);
+            let decoded = self.decode::<D>(codes, coming, group, form);
             acc = wgmma::wait::<A>(issued, 0u32);
             release(empty);
             weights = finished::<D>(decoded, coming, form);
@@ -218,16 +216,14 @@ impl Ring {
         let mut block = place.first_block;
         let mut total = Vector::<f32, A>::zeroed();
         let mut factors = codes.factors(scales, block, form);
-        mbarrier::wait(self.full + self.stage * 8, self.phase);
-        let decoded = codes.decode::<D>(self.rows_at(group, form), factors, 0usize, form);
+        let decoded = self.decode::<D>(codes, factors, group, form);
         let mut weights = finished::<D>(decoded, factors, form);
         while block < last {
             let coming = codes.factors(scales, block + 2, form);
             let issued = self.multiply_both::<A>(weights, codes, factors, group, form);
             let empty = self.empty_at();
             self.advance(form);
-            mbarrier::wait(self.full + self.stage * 8, self.phase);
-            let decoded = codes.decode::<D>(self.rows_at(group, form), coming, 0usize, form);
+            let decoded = self.decode::<D>(codes, coming, group, form);
             let acc = wgmma::wait::<A>(issued, 0u32);
             release(empty);
             weights = finished::<D>(decoded, coming, form);
@@ -240,6 +236,18 @@ impl Ring {
         release(self.empty_at());
         self.advance(form);
         add_scaled::<A>(total, acc, factors, form)
+    }
+
+    /// Waits for this stage, and decodes its first block.
+    fn decode<D: Size>(
+        &self,
+        codes: &Codes,
+        factors: Vector<u32, Const<4>>,
+        group: u32,
+        #[comptime] form: Form,
+    ) -> Vector<u32, D> {
+        mbarrier::wait(self.full + self.stage * 8, self.phase);
+        codes.decode::<D>(self.rows_at(group, form), factors, 0usize, form)
     }
 
     /// The products with both blocks of a stage, of which the first one is decoded; those with the second one are under way.
