@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 264, value_parser = clap::value_parser!(u16).range(1..))]
     pub context: u16,
     /// Requests that generate at a time in e2e, 1, 8 and 64 if absent; rows of linear, tokens of experts.
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=16384))]
     pub batches: Vec<usize>,
     /// Whole models in e2e: a sampling temperature; 0 is greedy.
     #[arg(long, value_name = "T", default_value_t = 0.0)]

@@ -146,18 +146,33 @@ fn ops_mutants_linear_in_blocks(
     on_hopper(|device| assert_many_rows_in_blocks(sizes, (format, height), dtype, gated, device));
 }
 
-/// The same of experts: tiles of 32 tokens and, of FP8, of 96; of FP8 more blocks than there are stages.
+/// The same of experts, in tiles of so many tokens; of FP8 more blocks than there are stages. Tiles of 192 and 256 are trimmed to each width.
 #[rstest]
-#[case(&[9, 0, 40, 1], [576, 352], BlockFormat::Fp4)]
-#[case(&[31, 0, 1], [64, 64], BlockFormat::Fp4)]
-#[case(&[31, 0, 1], [672, 640], BlockFormat::Fp8)]
-#[case(&[70], [800, 736], BlockFormat::Fp8)]
+#[case(&[9, 0, 40, 1], [576, 352], BlockFormat::Fp4, 32)]
+#[case(&[31, 0, 1], [64, 64], BlockFormat::Fp4, 32)]
+#[case(&[31, 0, 1], [672, 640], BlockFormat::Fp8, 32)]
+#[case(&[50, 33, 64, 64, 0], [416, 320], BlockFormat::Fp8, 64)]
+#[case(&[70], [800, 736], BlockFormat::Fp8, 96)]
+#[case(&[100], [672, 288], BlockFormat::Fp8, 128)]
+#[case(&EACH_WIDTH[..15], [192, 64], BlockFormat::Fp8, 192)]
+#[case(&EACH_WIDTH, [64, 64], BlockFormat::Fp8, 256)]
+#[case(&EACH_WIDTH, [192, 64], BlockFormat::Fp4, 256)]
+#[case(&[200], [608, 544], BlockFormat::Fp4, 256)]
 fn ops_mutants_linear_experts_in_blocks(
     #[case] pairs: &[usize],
     #[case] sizes: [usize; 2],
     #[case] format: BlockFormat,
+    #[case] tile: usize,
 ) {
-    on_hopper(|device| experts(pairs, 2, 1, sizes, BF16, WeightFormat::Blocks(format), device));
+    on_hopper(|device| {
+        let format = WeightFormat::Blocks(format);
+        let tokens = pairs.iter().sum::<usize>() + 2;
+        for problem in LinearProblem::experts([tokens, 1, pairs.len(), sizes[0], sizes[1]], BF16) {
+            let choice = linear_choice(&problem.with_weight_format(format), device).to_string();
+            assert!(choice.starts_with(&format!("sm90 {tile} ")), "{choice}");
+        }
+        experts(pairs, 2, 1, sizes, BF16, format, device);
+    });
 }
 
 /// Experts of a few tokens: one piece and several, the last of which is not full; FP8 of more blocks than a warp has units, rows so long
@@ -189,6 +204,17 @@ fn ops_mutants_streamed(
 #[case(&[4, 3], [7168, 128], BlockFormat::Fp8)]
 fn ops_mutants_streamed_outliers(#[case] pairs: &[usize], #[case] sizes: [usize; 2], #[case] format: BlockFormat) {
     on_hopper(|device| streamed(pairs, 0, sizes, BF16, format, true, device));
+}
+
+/// The same where rows of FP8 become f16 before.
+#[rstest]
+#[case(&[50, 0, 33], [64, 64])]
+#[case(&[60], [2176, 64])]
+fn ops_mutants_linear_outliers(#[case] pairs: &[usize], #[case] sizes: [usize; 2]) {
+    on_hopper(|device| {
+        let (indices, sizes) = indices(pairs, 1, 1, sizes);
+        assert_experts_of(device, &indices, sizes, BF16, WeightFormat::Blocks(BlockFormat::Fp8), true);
+    });
 }
 
 /// So few tokens of experts that their weights are streamed.

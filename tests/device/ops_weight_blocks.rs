@@ -220,7 +220,7 @@ pub fn assert_many_rows_in_blocks(
     let blocks = Blocks::random(&mut rng, format, [1, both, inputs], height);
     // Sums of small tiles take the scales of FP8 in f32, larger ones multiply rounded numbers.
     let tiles = linear_choice(&problem, device).to_string();
-    let is_small = ["sm90 32 ", "sm90 64 ", "sm90 96 "].iter().any(|small| tiles.starts_with(small));
+    let is_small = ["sm90 32 ", "sm90 64 ", "sm90 128 "].iter().any(|small| tiles.starts_with(small));
     let scales_sums = format == BlockFormat::Fp8 && is_small;
     let numbers = blocks.numbers(if scales_sums { DType::F32 } else { dtype });
     let x = random(&mut rng, rows * inputs, dtype);

@@ -210,7 +210,7 @@ const ROWS_OF_EXPERT: [usize; 2] = [1, 8];
 #[cfg(feature = "cuda")]
 fn most_rows_of_codes(division: Division) -> usize {
     match division {
-        Division::Experts => 1024,
+        Division::Dense | Division::Experts => 1024,
         _ => 256,
     }
 }

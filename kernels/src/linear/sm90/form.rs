@@ -20,15 +20,22 @@ const LEAST_TRIMMED: usize = 128;
 /// Tokens of a tile load there: more than it is trimmed by, so that there are few loads.
 const TRIMMED_LOAD: usize = 64;
 /// Tokens of a tile up to which sums take the scales of FP8.
-const MOST_SCALED: usize = 96;
+const MOST_SCALED: usize = 128;
+/// Those whose sums and decoded weights fit in the registers that all units have; where they have two sums, one without its scale.
+const MOST_OF_ALL: usize = 128;
+const MOST_OF_ALL_TWICE: usize = 96;
+/// Those from which rows in the order of experts are f16 times a power of two, so that an instruction makes factors of codes: with fewer,
+/// it is memory that experts wait for.
+const LEAST_HALVES: usize = 64;
 /// Those up to which two cubes have the registers of a multiprocessor.
 const MOST_OF_TWO: usize = 32;
 /// Input channels of a block: 128 bytes, the width of the swizzle.
 pub(in crate::linear) const CHANNELS: usize = 64;
 /// Units of a warpgroup.
 pub(super) const GROUP: u32 = 128;
-/// Two warpgroups compute, a warp loads.
-pub(super) const UNITS: u32 = 2 * GROUP + 32;
+/// Registers of a unit where two warpgroups take those of the one whose first warp loads: all that a multiprocessor has.
+pub(super) const COMPUTE_REGISTERS: u32 = 232;
+pub(super) const LOAD_REGISTERS: u32 = 40;
 /// Cubes of a cluster: they have the same tokens and neighbouring rows of the weights.
 pub(in crate::linear) const CUBES: u32 = 2;
 /// Shared memory for stages and the staging of the output: what is left beside the barriers.
@@ -106,8 +113,19 @@ impl Form {
         self.in_parts && !self.split
     }
 
+    /// Type of the factors.
     pub fn elem(self) -> Elem {
+        if self.halves() { Elem::F16 } else { self.out_elem() }
+    }
+
+    /// Type of the output.
+    pub fn out_elem(self) -> Elem {
         if self.bf16 { Elem::Bf16 } else { Elem::F16 }
+    }
+
+    /// Whether rows in bf16 are multiplied as f16 times a power of two.
+    pub fn halves(self) -> bool {
+        self.bf16 && self.is_grouped() && self.scales_sums() && self.tokens >= LEAST_HALVES
     }
 
     /// Outputs of a cube.
@@ -201,6 +219,18 @@ impl Form {
     /// Cubes of a multiprocessor: as many as there are registers for, where decoding is what tiles wait for.
     pub fn cubes(self) -> u32 {
         cubes(self.format, self.tokens)
+    }
+
+    /// Two warpgroups compute, a warp loads: with those beside it where they give registers away.
+    pub fn units(self) -> u32 {
+        2 * GROUP + if self.moves_registers() { GROUP } else { 32 }
+    }
+
+    /// Whether the warpgroups that compute have more registers than all of a cube have by themselves: for sums of many tokens, and
+    /// the weights that codes become.
+    pub fn moves_registers(self) -> bool {
+        let most = if self.scales_sums() { MOST_OF_ALL_TWICE } else { MOST_OF_ALL };
+        !self.format.is_dense() && self.tokens > most
     }
 
     /// The products of a warpgroup with one block of channels.

@@ -7,6 +7,7 @@
 mod carry;
 mod epilogue;
 mod form;
+mod halves;
 mod maps;
 mod packed;
 mod partial;
@@ -20,7 +21,8 @@ use cubecl::prelude::*;
 
 use self::epilogue::{Output, VECTOR};
 pub(super) use self::form::{CHANNELS, CUBES, Shares, Tiling, is_hopper, pairs_of_tiles, supported, terms};
-use self::form::{Form, GROUP, INTERLEAVED, Rows, UNITS, WEIGHT_ROWS, WEIGHTS};
+use self::form::{COMPUTE_REGISTERS, Form, GROUP, INTERLEAVED, LOAD_REGISTERS, Rows, WEIGHT_ROWS, WEIGHTS};
+use self::halves::rescale;
 use self::maps::{out_map, token_map, weight_map};
 use self::packed::{Codes, Scales, ScalesArgs};
 use self::partial::Partial;
@@ -31,7 +33,7 @@ use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
 use crate::experts_mlp::sort::max_tiles;
 use crate::linear::{LinearForm, PairRows, Products, Work};
-use crate::ptx::{barrier, shared_address, tma, warp};
+use crate::ptx::{barrier, registers, shared_address, tma, warp};
 
 /// Writes the output of at least one row, of x in the first element and weights and output in the second. Rows of tokens are
 /// brought into the order of their experts before.
@@ -49,14 +51,14 @@ pub(super) fn launch(
     let weight = if terms > 1 { wide::launch(client, weight, outputs * inputs) } else { weight };
     let (weight_rows, format) = (terms * outputs, weight.format());
     let (weight, scales) = ScalesArgs::of(weight);
-    let (mut heads, mut carry) = (1, None);
+    let (mut heads, mut top_k, mut carry) = (1, 1, None);
     let (rows, x, order, tiles, [count, matrices, token_tiles]) = match work {
         Work::Experts { order, tiles, pairs, experts, rows } => {
             let sizes = [pairs, experts, max_tiles(pairs, experts, tokens)];
             match rows {
-                PairRows::Gather { top_k } => {
-                    let sorted = gather::launch(client, x, share(&order), [pairs, top_k, inputs], elem);
-                    (Rows::Sorted, sorted, order, tiles, sizes)
+                PairRows::Gather { top_k: of_token } => {
+                    top_k = of_token;
+                    (Rows::Sorted, x, order, tiles, sizes)
                 }
                 PairRows::Scatter => (Rows::Scatter, x, order, tiles, sizes),
             }
@@ -71,6 +73,12 @@ pub(super) fn launch(
     };
     let bf16 = elem == ElemType::Float(FloatKind::BF16);
     let form = Form { tokens, rows, linear, bf16, split: splits * terms > 1, shares, in_parts, format };
+    let gathered = (rows == Rows::Sorted).then(|| share(&order));
+    let (x, inverses) = match gathered {
+        order if form.halves() => halves::launch(client, x, order, [count, top_k, inputs], elem),
+        Some(order) => (gather::launch(client, x, order, [count, top_k, inputs], elem), dummy(client)),
+        None => (x, dummy(client)),
+    };
     let partial = Partial::new(client, [splits, count, terms, outputs]);
     let x_map = token_map(x, [heads, count, inputs], inputs + carried, elem, form);
     let weight_map = weight_map(weight, [matrices, weight_rows, inputs], terms * matrix_stride, elem, form);
@@ -83,7 +91,7 @@ pub(super) fn launch(
         linear_sm90_kernel::launch_unchecked(
             client,
             CubeCount::Static(CUBES * clusters as u32, 1, 1),
-            CubeDim::new_1d(UNITS),
+            CubeDim::new_1d(form.units()),
             address,
             VECTOR,
             x_map,
@@ -93,6 +101,7 @@ pub(super) fn launch(
             tiles,
             share(&out),
             partial.arg(),
+            inverses,
             scales,
             inputs.div_ceil(CHANNELS).next_multiple_of(form.blocks_together() as usize) as u32,
             weight_rows as u32,
@@ -130,6 +139,7 @@ fn linear_sm90_kernel<E: Float, V: Size>(
     tiles: &[i32],
     out: &mut [Vector<E, V>],
     partial: &mut [f32],
+    inverses: &[f32],
     scales: &Scales,
     blocks: u32,
     outputs: u32,
@@ -166,7 +176,10 @@ fn linear_sm90_kernel<E: Float, V: Size>(
     let clusters = CUBE_COUNT_X / CUBES;
     let mut number = CUBE_POS_X / CUBES;
     if group == 2 {
-        if warp::elect() {
+        if comptime!(form.moves_registers()) {
+            registers::fewer(LOAD_REGISTERS);
+        }
+        if warp::uniform(UNIT_POS / 32) == comptime!(2 * GROUP / 32) && warp::elect() {
             let x = tma::tensor_map_address::<E, Tiled>(x_map);
             let weight = tma::tensor_map_address::<E, Tiled>(weight_map);
             while number < schedule.count {
@@ -178,6 +191,9 @@ fn linear_sm90_kernel<E: Float, V: Size>(
             }
         }
     } else {
+        if comptime!(form.moves_registers()) {
+            registers::more(COMPUTE_REGISTERS);
+        }
         let size!(A) = comptime!((form.tokens / 2).next_power_of_two());
         let staging_at = shared_address(&staging) + group * comptime!(form.staging_bytes());
         let output = Output { staging_at, group, outputs, width, heads, limit };
@@ -185,7 +201,10 @@ fn linear_sm90_kernel<E: Float, V: Size>(
             let place = Place::read(tiles, &schedule, number, rank, form);
             if place.has_work(form) {
                 let codes = Codes::new(scales, &place, group, outputs, form);
-                let acc = ring.multiply::<A>(scales, &codes, &place, group, form);
+                let mut acc = ring.multiply::<A>(scales, &codes, &place, group, form);
+                if comptime!(form.halves()) {
+                    acc = rescale::<A>(acc, inverses, &place, form);
+                }
                 if comptime!(form.split) {
                     output.write_partial::<A>(acc, partial, &place, rows, form);
                 } else if comptime!(form.stores_tiles()) {
@@ -214,18 +233,19 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         let (linear, split) = (LinearForm { gated, limited: gated }, name.starts_with("split"));
         let (in_parts, format) = (name.ends_with("parts"), weight::format_of(name));
         let form = Form { tokens, rows, linear, bf16, split, shares, in_parts, format };
-        let name = format!("linear.sm90.{}.{name}", form.elem().name());
+        let name = format!("linear.sm90.{}.{name}", form.out_elem().name());
         Entry::new(name, move |device, target| {
             linear_sm90_kernel::create_dummy_kernel(
                 device,
                 target,
                 CubeCount::Static(CUBES, 1, 1),
-                CubeDim::new_1d(UNITS),
+                CubeDim::new_1d(form.units()),
                 AddressType::U32,
                 VECTOR,
                 token_map(buffer(), [1, 256, 64], 64, elem, form),
                 weight_map(buffer(), [1, 256, 64], 256 * 64, elem, form),
                 out_map(&buffer(), [256, 64], elem, form),
+                buffer(),
                 buffer(),
                 buffer(),
                 buffer(),
@@ -267,19 +287,25 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("64.fp8", bf16, Rows::Dense, false, 64),
         entry("gated.128.fp8", bf16, Rows::Dense, true, 128),
         entry("128.fp8", bf16, Rows::Dense, false, 128),
+        entry("256.fp8", bf16, Rows::Dense, false, 256),
+        entry("gated.256.fp8", bf16, Rows::Sorted, true, 256),
+        entry("experts_down.192.fp8", bf16, Rows::Scatter, false, 192),
         entry("heads.64.fp8", bf16, Rows::Heads, false, 64),
         entry("split.32.fp8", f16, Rows::Dense, false, 32),
         entry("split.32.fp8", bf16, Rows::Dense, false, 32),
+        entry("experts_up.128.fp8", bf16, Rows::Sorted, true, 128),
         entry("experts_up.96.fp8", bf16, Rows::Sorted, true, 96),
         entry("experts_down.96.fp8", bf16, Rows::Scatter, false, 96),
         entry("experts_up.32.fp8", bf16, Rows::Sorted, true, 32),
         entry("weights.32.fp8", bf16, Rows::Dense, false, 32),
         entry("experts_up.32.fp4", bf16, Rows::Sorted, true, 32),
         entry("experts_up.128.fp4", f16, Rows::Sorted, true, 128),
+        entry("experts_up.256.fp4", bf16, Rows::Sorted, true, 256),
         entry("experts_down.64.fp4", bf16, Rows::Scatter, false, 64),
     ]
     .into_iter()
     .chain(carry::offline())
+    .chain(halves::offline())
     .chain(partial::offline())
     .chain(wide::offline())
     .collect()

@@ -10,9 +10,10 @@ use super::schedule::Place;
 use super::{CHANNELS, Form, GROUP};
 use crate::linear::packed::{
     BlockLayout, FP4_COLUMNS, FP8_COLUMNS, e2m1_pair, e2m1_pair_of_byte, e4m3_halves_of_pair, e4m3_halves_of_word,
-    e4m3_number_bf16, e4m3_number_f16, e4m3_pair, e8m0, e8m0_pair_bf16,
+    e4m3_number_bf16, e4m3_pair, e8m0, e8m0_pair_bf16,
 };
 use crate::linear::{WeightArg, WeightFormat};
+use crate::ptx::wgmma::Elem;
 use crate::ptx::{math, matrix};
 
 /// Registers of A for a block: two neighbouring channels each.
@@ -161,10 +162,13 @@ impl Codes {
                 let below = comptime!(offset + 8 * form.weight_row_bytes());
                 let first = matrix::load_low(at, offset, comptime!(bytes / 8));
                 let second = matrix::load_low(at, below, comptime!(bytes / 8));
-                if comptime!(form.cubes() == 2) {
+                if comptime!(Decoded::of(form) == Decoded::Codes) {
+                    words.push(first);
+                    words.push(second);
+                } else if comptime!(form.cubes() == 2) {
                     // Fewer instructions, but more of them behind the products; two cubes hide that. The word takes a product and a sum,
                     // which have pipes of their own.
-                    let (first, second) = e4m3_halves_of_word(second * 0x1_0000 + first, comptime!(form.elem()));
+                    let (first, second) = e4m3_halves_of_word(second * 0x1_0000 + first, Elem::Bf16);
                     words.push(first);
                     words.push(second);
                 } else {
@@ -180,7 +184,9 @@ impl Codes {
 /// What a unit decodes of two codes, before [`finished`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Decoded {
-    /// Two bf16 or f16, whose exponents have the bias of E4M3; their sums take the scale.
+    /// Two codes as they are, of which an instruction makes f16; their sums take the scale.
+    Codes,
+    /// Two bf16, whose exponents have the bias of E4M3; their sums take the scale, too.
     Halves,
     /// Two bf16 without the scale.
     Bf16,
@@ -191,6 +197,7 @@ enum Decoded {
 impl Decoded {
     fn of(form: Form) -> Self {
         match form.format {
+            _ if form.scales_sums() && form.elem() == Elem::F16 => Self::Codes,
             _ if form.scales_sums() => Self::Halves,
             WeightFormat::Fp4 if form.bf16 => Self::Bf16,
             _ => Self::F32,
@@ -214,10 +221,10 @@ pub(super) fn finished<D: Size>(
     let mut pairs = Sequence::<u32>::new();
     #[unroll]
     for i in 0..PAIRS {
-        if comptime!(form.scales_sums() && form.bf16) {
+        if comptime!(Decoded::of(form) == Decoded::Codes) {
+            pairs.push(math::e4m3_pair(words.extract(i), false));
+        } else if comptime!(Decoded::of(form) == Decoded::Halves) {
             pairs.push(u32::reinterpret(e4m3_number_bf16(words.extract(i))));
-        } else if comptime!(form.scales_sums()) {
-            pairs.push(u32::reinterpret(e4m3_number_f16(words.extract(i))));
         } else if comptime!(Decoded::of(form) == Decoded::Bf16) {
             let scale = e8m0_pair_bf16(factors.extract(comptime!(i / (PAIRS / 2) * 2 + i % 2)));
             let numbers: Vector<bf16, Const<2>> = Vector::<bf16, Const<2>>::reinterpret(words.extract(i)) * scale;
@@ -248,7 +255,7 @@ fn decode_pair(
     #[comptime] form: Form,
 ) {
     if comptime!(Decoded::of(form) == Decoded::Halves) {
-        words.push(e4m3_halves_of_pair(math::permute(codes, 0x1404u32), comptime!(form.elem())));
+        words.push(e4m3_halves_of_pair(math::permute(codes, 0x1404u32), Elem::Bf16));
     } else if comptime!(Decoded::of(form) == Decoded::Bf16) {
         words.push(u32::reinterpret(e2m1_pair_of_byte(codes)));
     } else if comptime!(form.format == WeightFormat::Fp8) {

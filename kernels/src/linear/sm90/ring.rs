@@ -128,7 +128,11 @@ impl Ring {
             for i in 0..comptime!(form.widths().len()) {
                 let width = comptime!(form.widths()[i]);
                 if place.width(form) == comptime!(width as u32) {
-                    acc = self.multiply_blocks::<A>(place, place.first_block, group, width, form);
+                    if comptime!(form.format.is_dense()) {
+                        acc = self.multiply_blocks::<A>(place, place.first_block, group, width, form);
+                    } else {
+                        acc = self.multiply_codes::<A>(scales, codes, place, group, width, form);
+                    }
                 }
             }
             acc
@@ -137,7 +141,7 @@ impl Ring {
         } else if comptime!(form.scales_sums()) {
             self.multiply_scaled::<A>(scales, codes, place, group, form)
         } else {
-            self.multiply_codes::<A>(scales, codes, place, group, form)
+            self.multiply_codes::<A>(scales, codes, place, group, comptime!(form.tokens), form)
         }
     }
 
@@ -173,6 +177,7 @@ impl Ring {
         codes: &Codes,
         place: &Place,
         group: u32,
+        #[comptime] width: usize,
         #[comptime] form: Form,
     ) -> Vector<f32, A> {
         let size!(D) = comptime!(decoded_words(form));
@@ -184,7 +189,8 @@ impl Ring {
         let decoded = self.decode::<D>(codes, factors, group, form);
         let mut weights = finished::<D>(decoded, factors, form);
         while block < last {
-            let issued = wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, self.tokens(form), comptime!(form.products()));
+            let issued =
+                wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, self.tokens(form), comptime!(form.products_of(width)));
             let empty = self.empty_at();
             self.advance(form);
             let after = codes.factors(scales, min(block + 2, last), form);
@@ -195,7 +201,8 @@ impl Ring {
             coming = after;
             block = warp::next(block);
         }
-        let issued = wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, self.tokens(form), comptime!(form.products()));
+        let issued =
+            wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, self.tokens(form), comptime!(form.products_of(width)));
         acc = wgmma::wait::<A>(issued, 0u32);
         release(self.empty_at());
         self.advance(form);
@@ -246,7 +253,7 @@ impl Ring {
         group: u32,
         #[comptime] form: Form,
     ) -> Vector<u32, D> {
-        mbarrier::wait(self.full + self.stage * 8, self.phase);
+        self.wait();
         codes.decode::<D>(self.rows_at(group, form), factors, 0usize, form)
     }
 
@@ -269,6 +276,11 @@ impl Ring {
         let acc = wgmma::wait::<A>(issued, 0u32);
         let weights = finished::<D>(decoded, factors, form);
         wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, descriptor(second_at, layout), comptime!(form.products()))
+    }
+
+    /// Waits until this stage has been loaded.
+    fn wait(&self) {
+        mbarrier::wait(self.full + self.stage * 8, self.phase);
     }
 
     /// The tokens of this stage.

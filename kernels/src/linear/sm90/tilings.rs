@@ -14,17 +14,19 @@ pub(in crate::linear) struct Tile {
     /// Nanoseconds of one block of channels, where one matrix has all rows. Of 160 and 192 tokens it is what lies between
     /// the others: with it they are chosen where they were measured to be faster.
     block: f64,
-    /// The same of FP8, in one cube of a multiprocessor; nothing where none has it.
-    codes: Option<f64>,
+    /// The same of FP8, in one cube of a multiprocessor.
+    codes: f64,
+    /// How long a tile of FP8 takes where experts divide the rows, unless it is trimmed.
+    experts: usize,
 }
 const TILES: [Tile; 7] = [
-    Tile { tokens: 256, divided: 256, trimmed: Some(100), block: 646.0, codes: None },
-    Tile { tokens: 192, divided: 200, trimmed: Some(98), block: 490.0, codes: None },
-    Tile { tokens: 160, divided: 170, trimmed: None, block: 415.0, codes: None },
-    Tile { tokens: 128, divided: 144, trimmed: None, block: 340.0, codes: Some(410.0) },
-    Tile { tokens: 96, divided: 128, trimmed: None, block: 280.0, codes: Some(330.0) },
-    Tile { tokens: 64, divided: 111, trimmed: None, block: 213.0, codes: Some(260.0) },
-    Tile { tokens: 32, divided: 101, trimmed: None, block: 158.0, codes: Some(370.0) },
+    Tile { tokens: 256, divided: 256, trimmed: Some(100), block: 646.0, codes: 700.0, experts: 0 },
+    Tile { tokens: 192, divided: 200, trimmed: Some(98), block: 490.0, codes: 610.0, experts: 0 },
+    Tile { tokens: 160, divided: 170, trimmed: None, block: 415.0, codes: 560.0, experts: 0 },
+    Tile { tokens: 128, divided: 144, trimmed: None, block: 340.0, codes: 415.0, experts: 322 },
+    Tile { tokens: 96, divided: 128, trimmed: None, block: 280.0, codes: 330.0, experts: 272 },
+    Tile { tokens: 64, divided: 111, trimmed: None, block: 213.0, codes: 260.0, experts: 225 },
+    Tile { tokens: 32, divided: 101, trimmed: None, block: 158.0, codes: 370.0, experts: 190 },
 ];
 /// Tokens of a tile that experts in FP8 alone have: between 64 and 128, where codes are rounded.
 const OF_EXPERTS: usize = 96;
@@ -32,13 +34,16 @@ const OF_EXPERTS: usize = 96;
 impl Tile {
     /// Nanoseconds of a block of channels in this format.
     fn block_of(&self, format: WeightFormat) -> f64 {
-        self.codes.filter(|_| format == WeightFormat::Fp8).unwrap_or(self.block)
+        if format == WeightFormat::Fp8 { self.codes } else { self.block }
     }
 
     /// How long it takes where experts or heads divide the rows, where all of a multiprocessor is its own.
-    fn divided_of(&self, format: WeightFormat) -> usize {
-        let codes = self.codes.filter(|_| format == WeightFormat::Fp8);
-        codes.map_or(self.divided, |block| block as usize / cubes(format, self.tokens) as usize)
+    fn divided_of(&self, division: Division, format: WeightFormat) -> usize {
+        match (division, format) {
+            (Division::Experts, WeightFormat::Fp8) => self.experts,
+            (_, WeightFormat::Fp8) => self.codes as usize / cubes(format, self.tokens) as usize,
+            _ => self.divided,
+        }
     }
 }
 
@@ -46,10 +51,10 @@ impl Tile {
 const MOST_BESIDE_OTHERS: usize = 128;
 /// How long a tile of an expert takes that is trimmed to its tokens: each tile, and a hundred of its tokens; of fewer than so many tokens it
 /// waits for the weights. They are rounded up by so many, on average.
-const TRIMMED: usize = 80;
-const TRIMMED_HUNDRED: usize = 73;
-const LEAST_WIDTH: usize = 144;
-const TRIM: usize = 16;
+const TRIMMED: f64 = 80.0;
+const TRIMMED_HUNDRED: f64 = 73.0;
+const LEAST_WIDTH: f64 = 144.0;
+const TRIM: f64 = 16.0;
 /// Rows between which the number of tiles may change.
 pub(in crate::linear) const LEAST: usize = TILES[TILES.len() - 1].tokens;
 /// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
@@ -105,8 +110,7 @@ pub(in crate::linear) fn all_tilings(
     let &LinearSizes { rows, inputs, division, form, format, .. } = sizes;
     let dense = division == Division::Dense && !form.gated;
     let most = if dense && rows <= SPLIT_ROWS { (inputs / SPLIT_CHANNELS).clamp(1, MOST_SPLITS) } else { 1 };
-    let only_sums = !in_parts && format.is_dense();
-    let tiles = TILES.iter().filter(move |tile| only_sums || tile.tokens <= MOST_BESIDE_OTHERS);
+    let tiles = TILES.iter().filter(move |tile| !in_parts || tile.tokens <= MOST_BESIDE_OTHERS);
     let tiles = tiles.filter(move |tile| match division {
         Division::Dense => tile.tokens != OF_EXPERTS,
         Division::Experts if tile.tokens == OF_EXPERTS => format == WeightFormat::Fp8,
@@ -126,30 +130,52 @@ pub(in crate::linear) fn all_tilings(
 
 /// The tiling of rows that experts or heads divide.
 pub(in crate::linear) fn divided_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<Tiling> {
-    let &LinearSizes { rows, matrices, outputs, format, .. } = sizes;
+    let &LinearSizes { matrices, outputs, format, .. } = sizes;
     let pairs = outputs.div_ceil(CUBES as usize * form::outputs(sizes.form));
     let cost = |tile: &Tile| {
-        let (tokens, time) = (tile.tokens, tile.divided_of(format));
+        let (tokens, time) = (tile.tokens, tile.divided_of(sizes.division, format));
         match (sizes.division, tile.trimmed) {
-            (Division::Experts, Some(hundred)) => trimmed_time([rows, matrices], tokens) * hundred / 100,
-            // An expert's last tile is half empty, on average; twice their number.
-            (Division::Experts, None) => (2 * rows / tokens + matrices).max(2 * matrices) * time,
+            (Division::Experts, Some(hundred)) => {
+                trimmed_time(sizes, tokens) * (hundred * trimmed_of(format)) as f64 / 1e4
+            }
+            (Division::Experts, None) => tiles_of_expert(sizes, tokens) * time as f64,
             // How often all pairs of cubes have a tile, the last time perhaps not all. Small tiles that share weights wait for the
             // L2 cache.
             _ => {
                 let tiles = matrices * sizes.rows_each().div_ceil(tokens) * pairs;
                 let waits = tokens < FULL && sizes.rows_each() > tokens;
-                (tiles.div_ceil(clusters) * time).max(if waits { tiles * time / L2_TILES } else { 0 })
+                (tiles.div_ceil(clusters) * time).max(if waits { tiles * time / L2_TILES } else { 0 }) as f64
             }
         }
     };
-    all_tilings(sizes, in_parts).min_by_key(|(tile, _)| cost(tile)).map(|(_, tiling)| tiling)
+    let tilings = all_tilings(sizes, in_parts).map(|(tile, tiling)| (cost(tile), tiling));
+    tilings.min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, tiling)| tiling)
 }
 
-/// How long tiles take that are trimmed to the tokens of so many experts; twice that.
-fn trimmed_time([rows, experts]: [usize; 2], tokens: usize) -> usize {
-    // Four times their number.
-    let tiles = (4 * rows / tokens + experts).max(4 * experts);
-    let multiplied = (4 * rows + TRIM * tiles).max(LEAST_WIDTH * tiles);
-    (TRIMMED * tiles + multiplied * TRIMMED_HUNDRED / 100) / 2
+/// Tiles that an expert has, where any number of rows from half of the average on to half more than it is as frequent.
+fn tiles_of_expert(sizes: &LinearSizes, tokens: usize) -> f64 {
+    let (each, tokens) = (sizes.rows as f64 / sizes.matrices as f64, tokens as f64);
+    // The integral of the number of tiles.
+    let up_to = |rows: f64| {
+        let full = (rows / tokens).floor();
+        tokens * full * (full + 1.0) / 2.0 + (rows - full * tokens) * (full + 1.0)
+    };
+    (up_to(1.5 * each) - up_to(0.5 * each)) / each
+}
+
+/// How much longer trimmed tiles take in a format, of a hundred; but those of FP8 in the unit of `Tile::experts`.
+fn trimmed_of(format: WeightFormat) -> usize {
+    match format {
+        WeightFormat::Dense => 100,
+        WeightFormat::Fp8 => 230,
+        WeightFormat::Fp4 => 80,
+    }
+}
+
+/// How long tiles take that are trimmed to the tokens of an expert.
+fn trimmed_time(sizes: &LinearSizes, tokens: usize) -> f64 {
+    let each = sizes.rows as f64 / sizes.matrices as f64;
+    let tiles = (each / tokens as f64 + 0.25).max(1.0);
+    let multiplied = (each + TRIM * tiles).max(LEAST_WIDTH * tiles);
+    TRIMMED * tiles + multiplied * TRIMMED_HUNDRED / 100.0
 }

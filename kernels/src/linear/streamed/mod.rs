@@ -23,7 +23,7 @@ use self::ring::{Items, Maps, Ring};
 use self::rows::write_rows;
 use crate::common::launch::multiprocessors;
 use crate::experts_mlp::sort::{TILE, max_tiles};
-use crate::linear::activation::gated;
+use crate::linear::activation::gated_fast;
 use crate::linear::grid::Tile;
 use crate::linear::{Choice, LinearSizes, PairRows, Products, Work, sm90};
 use crate::ptx::{shared_address, tma, warp};
@@ -209,7 +209,7 @@ fn write<E: Float>(
             let (first, second) = (sums.extract(i) * inverse, sums.extract(comptime!(2 + i)) * inverse);
             let at = tile.output(order, token) * place.outputs as usize + place.output as usize + row;
             if comptime!(form.linear.gated) {
-                out[at] = E::cast_from(gated(first, second, limit, form.linear.limited));
+                out[at] = E::cast_from(gated_fast(first, second, limit, form.linear.limited));
             } else {
                 out[at] = E::cast_from(first);
                 out[at + comptime!(WEIGHT_ROWS / 2)] = E::cast_from(second);

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::products::Operands;
 use super::{Form, INTERLEAVED, LANES, M, N, UNITS, VECTOR};
-use crate::linear::activation::gated;
+use crate::linear::activation::gated_fast;
 use crate::linear::grid::{Sizes, Tile};
 use crate::ptx::{math, matrix};
 
@@ -55,8 +55,9 @@ impl Output {
                 let mut high = sums[at][comptime!(m % 2)].extract(1usize);
                 if comptime!(form.linear.gated) {
                     let up = comptime!(at + INTERLEAVED / N);
-                    low = gated(low, sums[up][comptime!(m % 2)].extract(0usize), self.limit, form.linear.limited);
-                    high = gated(high, sums[up][comptime!(m % 2)].extract(1usize), self.limit, form.linear.limited);
+                    low = gated_fast(low, sums[up][comptime!(m % 2)].extract(0usize), self.limit, form.linear.limited);
+                    high =
+                        gated_fast(high, sums[up][comptime!(m % 2)].extract(1usize), self.limit, form.linear.limited);
                 }
                 let word = math::pack(low, high, comptime!(form.elem()));
                 matrix::store_4(first ^ comptime!(vector as u32 * 16), offset, word);
