@@ -8,6 +8,7 @@ use burn_mla::model::{
     write_checkpoint,
 };
 use rstest::rstest;
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
@@ -127,6 +128,51 @@ fn model_in_fp8_is_converted_again(#[values("v3-tiny", "v4-tiny")] fixture: &str
     for dir in [copy, plain] {
         assert_eq!(bits(&logits(dir.path(), &name, &device, FloatDType::F32)), expected);
     }
+}
+
+/// Routed experts with the same numbers in NVFP4, as they are and dequantised.
+#[test]
+fn model_in_nvfp4_computes_what_its_numbers_do() {
+    let name = "tests/fixtures/v4-tiny";
+    let (dir, _) = written(name, WeightForm::Quantized, u64::MAX);
+    let device = Device::flex();
+    let expected = bits(&logits(dir.path(), name, &device, FloatDType::F32));
+    to_nvfp4(&dir.path().join("model.safetensors"));
+    assert_eq!(bits(&logits_as(FloatDType::F32.into(), dir.path(), name, &device)), expected);
+    let plain = tempfile::tempdir().expect("a folder");
+    let form = WeightForm::Dequantized(FloatDType::F32);
+    write_checkpoint(WeightsFrom::Folder(dir.path()), plain.path(), form, u64::MAX, &mut |_| {})
+        .expect("it is written");
+    assert_eq!(bits(&logits(plain.path(), name, &device, FloatDType::F32)), expected);
+}
+
+/// Experts in FP4 become NVFP4: the codes stay, and a power of two for 32 numbers becomes E4M3 for 16, times one of the tensor.
+fn to_nvfp4(file: &Path) {
+    let bytes = std::fs::read(file).expect("one file");
+    let stored = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let mut tensors = Vec::new();
+    for (name, view) in stored.tensors() {
+        let (shape, data) = (view.shape().to_vec(), view.data().to_vec());
+        let expert = name.contains(".experts.").then(|| name.strip_suffix(".scale")).flatten();
+        let Some(module) = expert else {
+            let dtype = if view.dtype() == Dtype::I8 { Dtype::U8 } else { view.dtype() };
+            tensors.push((name, dtype, shape, data));
+            continue;
+        };
+        let across = stored.tensor(&format!("{module}.weight")).expect("its codes").shape()[1].div_ceil(8);
+        let top = *data.iter().max().expect("scales");
+        // 2^8, the largest power of two of E4M3, stands for the largest scale.
+        let code = |scale: u8| (15 - (top - scale)) << 3;
+        let codes = data.chunks(shape[1]).flat_map(|row| (0..across).map(|block| code(row[block / 2])));
+        tensors.push((format!("{module}.weight_scale"), Dtype::F8_E4M3, vec![shape[0], across], codes.collect()));
+        let of_tensor = f32::from_bits(u32::from(top - 8) << 23).to_le_bytes().to_vec();
+        tensors.push((format!("{module}.weight_scale_2"), Dtype::F32, Vec::new(), of_tensor));
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor")));
+    let written = safetensors::serialize(views, None).expect("they are written");
+    std::fs::write(file, written).expect("the file is written");
 }
 
 /// As in the published files: what is FP8, what is FP4, what stays, and the names, dtypes and shapes of the scales.

@@ -151,13 +151,13 @@ fn ops_mutants_linear_in_blocks(
 #[case(&[9, 0, 40, 1], [576, 352], BlockFormat::Fp4, 32)]
 #[case(&[31, 0, 1], [64, 64], BlockFormat::Fp4, 32)]
 #[case(&[31, 0, 1], [672, 640], BlockFormat::Fp8, 32)]
-#[case(&[50, 33, 64, 64, 0], [416, 320], BlockFormat::Fp8, 64)]
-#[case(&[70], [800, 736], BlockFormat::Fp8, 96)]
-#[case(&[100], [672, 288], BlockFormat::Fp8, 128)]
-#[case(&EACH_WIDTH[..15], [192, 64], BlockFormat::Fp8, 192)]
-#[case(&EACH_WIDTH, [64, 64], BlockFormat::Fp8, 256)]
-#[case(&EACH_WIDTH, [192, 64], BlockFormat::Fp4, 256)]
-#[case(&[200], [608, 544], BlockFormat::Fp4, 256)]
+#[case(&[50, 33, 64, 64, 0], [896, 256], BlockFormat::Fp8, 64)]
+#[case(&[70], [768, 640], BlockFormat::Fp8, 96)]
+#[case(&[100], [640, 256], BlockFormat::Fp8, 128)]
+#[case(&EACH_WIDTH[..15], [256, 128], BlockFormat::Fp8, 192)]
+#[case(&EACH_WIDTH, [256, 128], BlockFormat::Fp8, 256)]
+#[case(&EACH_WIDTH, [192, 128], BlockFormat::Fp4, 256)]
+#[case(&[200], [640, 576], BlockFormat::Fp4, 256)]
 fn ops_mutants_linear_experts_in_blocks(
     #[case] pairs: &[usize],
     #[case] sizes: [usize; 2],

@@ -205,13 +205,18 @@ pub(super) fn find_nan(bytes: &[u8], format: Format) -> Option<usize> {
     }
 }
 
-/// The first of these scales that is not above 0 and at most `most`, by its place.
+/// The first of these scales that is not above 0 (E4M3: or 0) and at most `most`, by its place.
 pub(super) fn find_scale_beyond(bytes: &[u8], dtype: Dtype, most: f32) -> Option<(usize, f32)> {
     match dtype {
         // All are above 0, and in order; the last one is no number.
         Dtype::F8_E8M0 => {
             let first = (0..0xff).find(|&code| e8m0(code) > most).unwrap_or(0xff);
             find_byte(bytes, |code| code >= first).map(|at| (at, e8m0(bytes[at])))
+        }
+        Dtype::F8_E4M3 => {
+            let values = Format::E4m3.values();
+            let is_wrong = |code: u8| !(0.0..=most).contains(&values[usize::from(code)]);
+            find_byte(bytes, is_wrong).map(|at| (at, values[usize::from(bytes[at])]))
         }
         _ => {
             let is_wrong = |&(_, scale): &(usize, f32)| !(scale > 0.0 && scale <= most);
@@ -233,9 +238,13 @@ fn find_byte(bytes: &[u8], is_wrong: impl Fn(u8) -> bool + Sync) -> Option<usize
     bytes[piece..].iter().position(|&byte| is_wrong(byte)).map(|at| piece + at)
 }
 
-/// Scales as they are stored, in f32 or E8M0: powers of two, of which 255 is no number.
+/// Scales as they are stored, in f32, E4M3 (NVFP4) or E8M0: powers of two, of which 255 is no number.
 pub(super) fn read_scales(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     match dtype {
+        Dtype::F8_E4M3 => {
+            let values = Format::E4m3.values();
+            bytes.iter().map(|&code| values[usize::from(code)]).collect()
+        }
         Dtype::F8_E8M0 => bytes.iter().map(|&exponent| e8m0(exponent)).collect(),
         _ => bytes.as_chunks::<4>().0.iter().map(|&quad| f32::from_le_bytes(quad)).collect(),
     }

@@ -365,8 +365,7 @@ impl<'a> WeightLoader<'a> {
         let Source::Files(checkpoint) = self.source else { return None };
         let wanted = self.in_files(name);
         let stored = Stored::find(checkpoint, &wanted, shape, self.quantization, &mut self.report)?;
-        self.asked_for.insert(stored.name);
-        self.asked_for.extend(stored.scale.as_ref().map(|scale| scale.name));
+        self.asked_for.extend(stored.names());
         self.report.wrong_cut.extend(stored.cuts_blocks(shape, part));
         stored.is_sound.then_some(stored)
     }

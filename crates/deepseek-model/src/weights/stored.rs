@@ -14,11 +14,10 @@ use crate::{WeightReport, WrongCut, WrongDType, WrongQuantization, WrongShape};
 /// Dtypes that a weight of plain numbers may have in the files.
 const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
-/// Dtypes that scales may have.
-const SCALES: [Dtype; 2] = [Dtype::F32, Dtype::F8_E8M0];
-
 /// Numbers of a row that share a scale in DeepSeek-V4's FP4 experts.
 pub(super) const FP4_BLOCK: usize = 32;
+/// The same in NVFP4.
+const NVFP4_BLOCK: usize = 16;
 
 /// A weight in the files.
 pub(super) struct Stored<'a> {
@@ -34,6 +33,8 @@ pub(super) struct Stored<'a> {
 pub(super) struct Scale<'a> {
     pub(super) name: &'a str,
     pub(super) entry: &'a Entry,
+    /// What all of them are multiplied by, in NVFP4.
+    pub(super) of_tensor: Option<(&'a str, &'a Entry)>,
     pub(super) format: Format,
     pub(super) block: [usize; 2],
 }
@@ -70,7 +71,9 @@ impl<'a> Stored<'a> {
             };
             return Some(stored);
         };
-        let scale_names = scale_names(name);
+        let is_nvfp4 = entry.dtype == Dtype::U8;
+        let scale_names = if is_nvfp4 { vec![format!("{name}_scale")] } else { scale_names(name) };
+        let dtypes: &[Dtype] = if is_nvfp4 { &[Dtype::F8_E4M3] } else { &[Dtype::F32, Dtype::F8_E8M0] };
         let scale = scale_names.iter().find_map(|scale| checkpoint.tensors.get_key_value(scale));
         let [rows, columns] = *shape else {
             let actual = format!("has codes in {} axes", shape.len());
@@ -87,7 +90,7 @@ impl<'a> Stored<'a> {
         let shape_is_right = report.check_shape(name, &entry.shape, vec![rows, columns / format.per_byte()]);
         let scale_shape = vec![rows.div_ceil(block[0]), columns.div_ceil(block[1])];
         let Some((scale_name, scale)) = scale else {
-            let expected = format!("a tensor {} {scale_shape:?} of F32 or F8_E8M0", scale_names.join(" or "));
+            let expected = format!("a tensor {} {scale_shape:?} of {}", scale_names.join(" or "), listed(dtypes));
             report.wrong_quantization.push(WrongQuantization {
                 name: name.into(),
                 actual: "has no scales".into(),
@@ -95,10 +98,17 @@ impl<'a> Stored<'a> {
             });
             return Some(stored);
         };
-        let scale_is_right = report.check_dtype(scale_name, scale.dtype, &SCALES)
+        let scale_is_right = report.check_dtype(scale_name, scale.dtype, dtypes)
             && report.check_shape(scale_name, &scale.shape, scale_shape);
-        stored.scale = Some(Scale { name: scale_name, entry: scale, format, block });
-        stored.is_sound = shape_is_right && scale_is_right;
+        let mut of_tensor = None;
+        if is_nvfp4 {
+            let (name, entry) = checkpoint.find(&format!("{name}_scale_2"), report)?;
+            let is_right = report.check_dtype(name, entry.dtype, &[Dtype::F32])
+                && (entry.shape == [1] || report.check_shape(name, &entry.shape, Vec::new()));
+            of_tensor = is_right.then_some((name, entry));
+        }
+        stored.scale = Some(Scale { name: scale_name, entry: scale, of_tensor, format, block });
+        stored.is_sound = shape_is_right && scale_is_right && of_tensor.is_some() == is_nvfp4;
         Some(stored)
     }
 
@@ -123,10 +133,18 @@ impl<'a> Stored<'a> {
             let what = format!("the NaN code {:#04x}", bytes[at]);
             return Err(wrong(self.name, what, at, columns, "codes of finite numbers"));
         }
-        let most = largest(dtype) / scale.format.max();
+        let of_tensor = scale.of_tensor(checkpoint);
+        if !(of_tensor > 0.0 && of_tensor.is_finite()) {
+            let name = scale.of_tensor.map_or(scale.name, |(name, _)| name).to_string();
+            let expected = "a number above 0".to_string();
+            return Err(WrongQuantization { name, actual: format!("is {of_tensor:e}"), expected });
+        }
+        let most = largest(dtype) / scale.format.max() / of_tensor;
         if let Some((at, value)) = find_scale_beyond(checkpoint.bytes(scale.entry), scale.entry.dtype, most) {
             let across = columns.div_ceil(scale.block[1]);
-            let expected = format!("numbers above 0 and at most {most:e}, for weights that {dtype:?} holds");
+            // Blocks of zeros have 0 in NVFP4.
+            let least = if scale.of_tensor.is_some() { "from 0 on" } else { "above 0" };
+            let expected = format!("numbers {least} and at most {most:e}, for weights that {dtype:?} holds");
             return Err(wrong(scale.name, format!("{value:e}"), at, across, &expected));
         }
         Ok(())
@@ -162,13 +180,22 @@ impl<'a> Stored<'a> {
 
     /// Its bytes in the files.
     pub(super) fn len(&self) -> u64 {
-        self.entry.len() + self.scale.as_ref().map_or(0, |scale| scale.entry.len())
+        let of_tensor = |scale: &Scale<'_>| scale.of_tensor.map_or(0, |(_, entry)| entry.len());
+        self.entry.len() + self.scale.as_ref().map_or(0, |scale| scale.entry.len() + of_tensor(scale))
+    }
+
+    /// The names of its tensors.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
+        let scale = self.scale.as_ref();
+        let of_tensor = scale.and_then(|scale| scale.of_tensor).map(|(name, _)| name);
+        std::iter::once(self.name).chain(scale.map(|scale| scale.name)).chain(of_tensor)
     }
 
     /// Its dtypes in the files.
     pub(super) fn dtypes(&self) -> String {
         match &self.scale {
             None => format!("{:?}", self.entry.dtype),
+            Some(scale) if scale.of_tensor.is_some() => format!("F4_E2M1 x {:?} x F32", scale.entry.dtype),
             Some(scale) if scale.format == Format::E2m1 => format!("F4_E2M1 x {:?}", scale.entry.dtype),
             Some(scale) => format!("{:?} x {:?}", self.entry.dtype, scale.entry.dtype),
         }
@@ -178,7 +205,16 @@ impl<'a> Stored<'a> {
 impl Scale<'_> {
     /// All of them.
     pub(super) fn numbers(&self, checkpoint: &Checkpoint) -> Vec<f32> {
-        read_scales(checkpoint.bytes(self.entry), self.entry.dtype)
+        let mut scales = read_scales(checkpoint.bytes(self.entry), self.entry.dtype);
+        let of_tensor = self.of_tensor(checkpoint);
+        scales.iter_mut().for_each(|scale| *scale *= of_tensor);
+        scales
+    }
+
+    /// What all of them are multiplied by.
+    fn of_tensor(&self, checkpoint: &Checkpoint) -> f32 {
+        let Some((_, entry)) = self.of_tensor else { return 1.0 };
+        read_scales(checkpoint.bytes(entry), entry.dtype).first().copied().unwrap_or(1.0)
     }
 }
 
@@ -202,8 +238,8 @@ pub(super) fn is_routed_expert(name: &str) -> bool {
     name.contains(".experts.")
 }
 
-fn is_codes(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F8_E4M3 | Dtype::I8)
+pub(super) fn is_codes(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F8_E4M3 | Dtype::I8 | Dtype::U8)
 }
 
 /// The format and the block of a quantised weight; `None` for plain numbers and what cannot be read.
@@ -212,9 +248,14 @@ fn block_format(name: &str, entry: &Entry, quantization: Option<Quantization>) -
     match entry.dtype {
         Dtype::F8_E4M3 => Some((Format::E4m3, quantization.block)),
         // Safetensors has no dtype for two numbers in a byte that the publishers use.
+        Dtype::U8 => Some((Format::E2m1, [1, NVFP4_BLOCK])),
         Dtype::I8 if quantization.fp4_experts && is_routed_expert(name) => Some((Format::E2m1, [1, FP4_BLOCK])),
         _ => None,
     }
+}
+
+fn listed(dtypes: &[Dtype]) -> String {
+    dtypes.iter().map(|dtype| format!("{dtype:?}")).collect::<Vec<_>>().join(" or ")
 }
 
 impl Checkpoint {
@@ -233,7 +274,7 @@ impl WeightReport {
     pub(super) fn check_dtype(&mut self, name: &str, actual: Dtype, dtypes: &[Dtype]) -> bool {
         let right = dtypes.contains(&actual);
         if !right {
-            let expected = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect::<Vec<_>>().join(" or ");
+            let expected = listed(dtypes);
             self.wrong_dtype.push(WrongDType { name: name.into(), actual: format!("{actual:?}"), expected });
         }
         right

@@ -65,6 +65,58 @@ fn v4_blocks_and_fp4_experts_load() {
     assert_eq!(report(loader).wrong_quantization.len(), 1);
 }
 
+/// 2 by 32 numbers in NVFP4: row 0 has 1 and 2 in turns, row 1 -6 and 0.5; blocks of 16 have 1, 0.5, 0 and 448, and all of them 0.25.
+fn nvfp4() -> Tensors {
+    let codes = [vec![0x42; 16], vec![0x1f; 16]].concat();
+    vec![
+        ("l.experts.0.w1.weight", Dtype::U8, vec![2, 16], codes),
+        ("l.experts.0.w1.weight_scale", Dtype::F8_E4M3, vec![2, 2], vec![0x38, 0x30, 0x00, 0x7e]),
+        f32s("l.experts.0.w1.weight_scale_2", &[], &[0.25]),
+        f32s("l.experts.0.w1.input_scale", &[], &[3.0]),
+    ]
+}
+
+#[test]
+fn nvfp4_loads_as_what_it_stands_for() {
+    let (_dir, checkpoint) = single(nvfp4());
+    let mut loader = loader(&checkpoint);
+    let found = values(loader.tensor("l.experts.0.w1.weight", [2, 32], Cut::Whole));
+    let row = |pair: [f32; 2], scales: [f32; 2]| scales.map(|scale| pair.map(|value| value * scale * 0.25).repeat(8));
+    let expected = [row([1.0, 2.0], [1.0, 0.5]), row([-6.0, 0.5], [0.0, 448.0])].concat().concat();
+    assert_eq!(found, expected);
+    // What activations are multiplied by is of no use here.
+    assert_eq!(loader.finish().unwrap(), LoadSummary { tensors: 3, bytes: 32 + 4 + 4, skipped: 1 });
+}
+
+#[rstest]
+#[case(|t: &mut Tensors| t[1].3[2] = 0x7f, "w1.weight_scale", "NaN", "at [1, 0]", "from 0 on")]
+#[case(|t: &mut Tensors| t[1].3[1] = 0xb8, "w1.weight_scale", "-1", "at [0, 1]", "from 0 on")]
+#[case(|t: &mut Tensors| t[2].3 = f32::NAN.to_le_bytes().to_vec(), "w1.weight_scale_2", "NaN", "is", "above 0")]
+#[case(|t: &mut Tensors| t[2].3 = 0f32.to_le_bytes().to_vec(), "w1.weight_scale_2", "0e0", "is", "above 0")]
+#[case(|t: &mut Tensors| t[2].3 = 1e36f32.to_le_bytes().to_vec(), "w1.weight_scale", "4.48e2", "at [1, 1]", "at most")]
+#[case(|t: &mut Tensors| t[2] = f32s("l.experts.0.w1.weight_scale_2", &[2], &[1.0, 1.0]), "w1.weight_scale_2", "wrong shape", "[2]", "[]")]
+#[case(|t: &mut Tensors| { t.remove(2); }, "w1.weight_scale_2", "missing", "w1.weight_scale_2", "")]
+#[case(|t: &mut Tensors| { t.remove(1); }, "w1.weight", "has no scales", "w1.weight_scale [2, 2]", "F8_E4M3")]
+#[case(|t: &mut Tensors| t[1] = ("l.experts.0.w1.weight_scale", Dtype::F8_E8M0, vec![2, 2], vec![127; 4]), "w1.weight_scale", "F8_E8M0", "wrong dtype", "F8_E4M3")]
+#[case(|t: &mut Tensors| t[0] = ("l.experts.0.w1.weight", Dtype::U8, vec![2, 32], vec![0; 64]), "w1.weight", "wrong shape", "[2, 32]", "[2, 16]")]
+fn damaged_nvfp4_is_reported_by_tensor(
+    #[case] damage: fn(&mut Tensors),
+    #[case] tensor: &str,
+    #[case] actual: &str,
+    #[case] at: &str,
+    #[case] expected: &str,
+) {
+    let mut tensors = nvfp4();
+    damage(&mut tensors);
+    let (_dir, checkpoint) = single(tensors);
+    let mut loader = loader(&checkpoint);
+    loader.tensor("l.experts.0.w1.weight", [2, 32], Cut::Whole);
+    let text = report(loader).to_string();
+    for needle in [tensor, actual, at, expected] {
+        assert!(text.contains(needle), "`{needle}` is not in: {text}");
+    }
+}
+
 /// Experts may be plain numbers and codes side by side.
 #[test]
 fn stacks_take_quantised_tensors() {

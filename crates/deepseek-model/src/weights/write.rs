@@ -14,7 +14,7 @@ use self::files::{Writer, assign};
 use self::folder::Folder;
 use self::item::{Blocks, How, Item, Values};
 use super::codes::{BlockWeight, Format};
-use super::stored::{FP4_BLOCK, Stored, is_routed_expert, scale_names};
+use super::stored::{FP4_BLOCK, Stored, is_codes, is_routed_expert, scale_names};
 use super::{Checkpoint, Entry, LoadProgress, Published, WeightRole, WeightSpec};
 use crate::config::Quantization;
 use crate::inspection::weight_specs;
@@ -146,11 +146,12 @@ impl Layout {
             let actual = "a checkpoint with the tensor names of transformers' modules";
             return Err(ModelError::request("from", actual, "one with the published names (`embed.weight`, ...)"));
         }
-        let is_scale = |name: &str| name.ends_with("_scale_inv") || name.ends_with(".scale");
+        let ends = ["_scale_inv", ".scale", ".weight_scale", ".weight_scale_2", ".input_scale"];
+        let is_scale = |name: &str| ends.iter().any(|end| name.ends_with(end));
         let kept = self.form == WeightForm::Quantized;
         let mut items = Vec::new();
         for (name, entry) in &checkpoint.tensors {
-            let codes = matches!(entry.dtype, Dtype::F8_E4M3 | Dtype::I8);
+            let codes = is_codes(entry.dtype);
             let values = match self.source {
                 Some(_) if is_scale(name) && !kept => continue,
                 Some(source) if codes && !kept => Values::Codes(stored_codes(checkpoint, name, entry, source)?),
@@ -229,7 +230,7 @@ fn stored_codes<'a>(
 ) -> Result<BlockWeight<'a>> {
     let mut report = WeightReport { checkpoint: checkpoint.dir.clone(), ..WeightReport::default() };
     let shape: Vec<usize> = match (entry.dtype, entry.shape.as_slice()) {
-        (Dtype::I8, &[rows, columns]) => vec![rows, 2 * columns],
+        (Dtype::I8 | Dtype::U8, &[rows, columns]) => vec![rows, 2 * columns],
         (_, shape) => shape.to_vec(),
     };
     let wrong = match Stored::find(checkpoint, name, &shape, Some(quantization), &mut report) {

@@ -40,8 +40,7 @@ impl<'a> WeightLoader<'a> {
             return None;
         }
         for stored in found.iter().flatten() {
-            self.asked_for.insert(stored.name);
-            self.asked_for.extend(stored.scale.as_ref().map(|scale| scale.name));
+            self.asked_for.extend(stored.names());
         }
         let stored: Vec<Stored<'a>> = found.into_iter().flatten().collect();
         let matrices = Matrices { checkpoint, stored: &stored[own.names.clone()], each: asked.each, part: &own.part };
