@@ -176,10 +176,13 @@ fn linear_sm90_kernel<E: Float, V: Size>(
     let clusters = CUBE_COUNT_X / CUBES;
     let mut number = CUBE_POS_X / CUBES;
     if group == 2 {
+        let mut loads = true.runtime();
         if comptime!(form.moves_registers()) {
             registers::fewer(LOAD_REGISTERS);
+            // The others are there to give theirs.
+            loads = warp::uniform(UNIT_POS / 32) == comptime!(2 * GROUP / 32);
         }
-        if warp::uniform(UNIT_POS / 32) == comptime!(2 * GROUP / 32) && warp::elect() {
+        if loads && warp::elect() {
             let x = tma::tensor_map_address::<E, Tiled>(x_map);
             let weight = tma::tensor_map_address::<E, Tiled>(weight_map);
             while number < schedule.count {
