@@ -35,6 +35,8 @@ pub(super) struct Scale<'a> {
     pub(super) entry: &'a Entry,
     /// What all of them are multiplied by, in NVFP4.
     pub(super) of_tensor: Option<(&'a str, &'a Entry)>,
+    /// What is for activations in 4 bits, of which there are none here.
+    pub(super) unread: Option<&'a str>,
     pub(super) format: Format,
     pub(super) block: [usize; 2],
 }
@@ -107,7 +109,10 @@ impl<'a> Stored<'a> {
                 && (entry.shape == [1] || report.check_shape(name, &entry.shape, Vec::new()));
             of_tensor = is_right.then_some((name, entry));
         }
-        stored.scale = Some(Scale { name: scale_name, entry: scale, of_tensor, format, block });
+        let of_activations = format!("{}.input_scale", name.strip_suffix(".weight").unwrap_or(name));
+        let unread =
+            checkpoint.tensors.get_key_value(&of_activations).filter(|_| is_nvfp4).map(|(name, _)| name.as_str());
+        stored.scale = Some(Scale { name: scale_name, entry: scale, of_tensor, unread, format, block });
         stored.is_sound = shape_is_right && scale_is_right && of_tensor.is_some() == is_nvfp4;
         Some(stored)
     }
@@ -188,7 +193,8 @@ impl<'a> Stored<'a> {
     pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
         let scale = self.scale.as_ref();
         let of_tensor = scale.and_then(|scale| scale.of_tensor).map(|(name, _)| name);
-        std::iter::once(self.name).chain(scale.map(|scale| scale.name)).chain(of_tensor)
+        let unread = scale.and_then(|scale| scale.unread);
+        std::iter::once(self.name).chain(scale.map(|scale| scale.name)).chain(of_tensor).chain(unread)
     }
 
     /// Its dtypes in the files.

@@ -294,6 +294,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("gated.256.fp8", bf16, Rows::Sorted, true, 256),
         entry("experts_down.192.fp8", bf16, Rows::Scatter, false, 192),
         entry("heads.64.fp8", bf16, Rows::Heads, false, 64),
+        entry("heads.256.fp8", bf16, Rows::Heads, false, 256),
         entry("split.32.fp8", f16, Rows::Dense, false, 32),
         entry("split.32.fp8", bf16, Rows::Dense, false, 32),
         entry("experts_up.128.fp8", bf16, Rows::Sorted, true, 128),

@@ -14,7 +14,7 @@ pub(in crate::linear) struct Tile {
     /// Nanoseconds of one block of channels, where one matrix has all rows. Of 160 and 192 tokens it is what lies between
     /// the others: with it they are chosen where they were measured to be faster.
     block: f64,
-    /// The same of FP8, in one cube of a multiprocessor.
+    /// The same of FP8, in one cube of a multiprocessor. Up to 64 tokens fitted to few rows, from 128 on what many took.
     codes: f64,
     /// How long a tile of FP8 takes where experts divide the rows, unless it is trimmed.
     experts: usize,
@@ -28,7 +28,7 @@ const TILES: [Tile; 7] = [
     Tile { tokens: 64, divided: 111, trimmed: None, block: 213.0, codes: 260.0, experts: 225 },
     Tile { tokens: 32, divided: 101, trimmed: None, block: 158.0, codes: 370.0, experts: 190 },
 ];
-/// Tokens of a tile that experts in FP8 alone have: between 64 and 128, where codes are rounded.
+/// Tokens of a tile that experts in FP8 alone have.
 const OF_EXPERTS: usize = 96;
 
 impl Tile {
@@ -47,7 +47,7 @@ impl Tile {
     }
 }
 
-/// Tokens of a tile at most, where registers have more than its sums: those of all parts before, or the weights that codes become.
+/// Tokens of a tile at most, where registers have more than its sums: those of all parts before.
 const MOST_BESIDE_OTHERS: usize = 128;
 /// How long a tile of an expert takes that is trimmed to its tokens: each tile, and a hundred of its tokens; of fewer than so many tokens it
 /// waits for the weights. They are rounded up by so many, on average.
