@@ -13,7 +13,7 @@ pub(crate) fn gated(gate: f32, up: f32, limit: f32, #[comptime] limited: bool) -
 }
 
 /// The same within 2^-17, for outputs in bf16 and f16: a division that rounds correctly has a branch, for which the outputs of a unit wait
-/// one after the other.
+/// one after the other. Small batches keep that: with all outputs' at once their kernel has too few registers.
 #[cfg(feature = "cuda")]
 #[cube]
 pub(crate) fn gated_fast(gate: f32, up: f32, limit: f32, #[comptime] limited: bool) -> f32 {

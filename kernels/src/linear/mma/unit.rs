@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::products::{end_of, load_weights, multiply, place, whole};
 use super::select::{Form, outputs};
 use super::{CHUNK, M, N};
-use crate::linear::activation::gated_fast;
+use crate::linear::activation::gated;
 use crate::linear::grid::{Part, Rows, Sizes, Tile};
 use crate::linear::weight::{WeightRow, WeightRows};
 
@@ -124,7 +124,7 @@ pub(super) fn write<E: Float>(
             let first = sum(sums, place, token, form);
             let mut result = first;
             if comptime!(form.linear.gated) {
-                result = gated_fast(first, sum(sums, place + M / 2, token, form), limit, form.linear.limited);
+                result = gated(first, sum(sums, place + M / 2, token, form), limit, form.linear.limited);
             }
             let to = tile.output(order, token);
             let result = E::cast_from(result);

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::schedule::Place;
 use super::{Form, GROUP, Rows, WEIGHT_ROWS};
-use crate::linear::activation::gated_fast;
+use crate::linear::activation::{gated, gated_fast};
 use crate::ptx::{barrier, fence, math, matrix, tma};
 
 /// Elements of a store: 16 bytes.
@@ -155,13 +155,22 @@ impl Output {
                 let at = comptime!(if form.linear.gated { 4 * (first + m) } else { 4 * first + 2 * m });
                 let (mut low, mut high) = (acc.extract(at), acc.extract(comptime!(at + 1)));
                 if comptime!(form.linear.gated) {
-                    low = gated_fast(low, acc.extract(comptime!(at + 2)), self.limit, form.linear.limited);
-                    high = gated_fast(high, acc.extract(comptime!(at + 3)), self.limit, form.linear.limited);
+                    low = self.activated(low, acc.extract(comptime!(at + 2)), form);
+                    high = self.activated(high, acc.extract(comptime!(at + 3)), form);
                 }
                 words.push(math::pack(low, high, comptime!(form.out_elem())));
             }
             let offset = comptime!((i * eights * 8 * form.vectors() * 16) as u32);
             matrix::store_x4(to, offset, true, math::vector::<u32, Const<4>>(&words));
+        }
+    }
+
+    /// The gated activation. Batch-invariant products have the bits of the small-batch kernel.
+    fn activated(&self, gate: f32, up: f32, #[comptime] form: Form) -> f32 {
+        if comptime!(form.in_parts) {
+            gated(gate, up, self.limit, form.linear.limited)
+        } else {
+            gated_fast(gate, up, self.limit, form.linear.limited)
         }
     }
 
