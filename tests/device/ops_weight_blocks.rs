@@ -332,7 +332,9 @@ fn ops_swiglu_in_blocks(
 ) {
     for_each_dtype(|device, dtype| {
         let mut rng = rng(73);
-        let blocks = Blocks::random(&mut rng, format, [1, 96, 288], block_rows(format, 16));
+        let mut blocks = Blocks::random(&mut rng, format, [1, 96, 288], block_rows(format, 16));
+        // Powers of two, so that all dtypes have the numbers: some kernels round them, some do not, and a gate that is clamped amplifies that.
+        blocks.scales.iter_mut().for_each(|scale| *scale = scale.log2().round().exp2());
         let weight = blocks.weight(dtype, device);
         let x: Tensor<2> = floats(&random(&mut rng, rows * 288, dtype), [rows, 288], dtype, device);
         let expected = swiglu(x.clone(), &Weight::from(weight.dense()), limit, Fast).expect("legal");
