@@ -67,7 +67,7 @@ pub fn run(bench: &mut Bench) {
 
 /// Of `[out, in]`: numbers, or `--blocks`, but for a router's.
 pub fn weight(bench: &Bench, [n, k]: [usize; 2], dtype: DType) -> Result<Weight, String> {
-    let Some(blocks) = bench.blocks.filter(|_| dtype != DType::F32) else {
+    let Some(blocks) = bench.blocks.filter(|_| dtype == bench.dtype) else {
         return Ok(data::weights([n, k], dtype, &bench.device).into());
     };
     Weight::from_blocks(blocks.draw([1, n, k], dtype, &bench.device), [n, k]).map_err(|error| error.to_string())
@@ -82,7 +82,7 @@ fn case(bench: &mut Bench, model: &str, m: usize, weight: &Weight) -> Result<(),
     let times = bench.timer.measure(call)?;
     let flops = Some(2.0 * m as f64 * n as f64 * k as f64);
     let bytes = Some((m * k * bench.dtype.size() + m * n * w.dtype().size()) as f64 + weight.bytes() as f64);
-    let blocks = bench.blocks.filter(|_| w.dtype() != DType::F32).map(|blocks| format!("{blocks:?}"));
+    let blocks = bench.blocks.filter(|_| w.dtype() == bench.dtype).map(|blocks| format!("{blocks:?}"));
     let weight_dtype = json!(blocks.unwrap_or_else(|| format!("{:?}", w.dtype())).to_lowercase());
     let shape =
         [("model", json!(model)), ("m", json!(m)), ("out", json!(n)), ("in", json!(k)), ("weight", weight_dtype)];
