@@ -102,18 +102,16 @@ impl<'a> Stored<'a> {
         };
         let scale_is_right = report.check_dtype(scale_name, scale.dtype, dtypes)
             && report.check_shape(scale_name, &scale.shape, scale_shape);
-        let mut of_tensor = None;
-        if is_nvfp4 {
-            let (name, entry) = checkpoint.find(&format!("{name}_scale_2"), report)?;
-            let is_right = report.check_dtype(name, entry.dtype, &[Dtype::F32])
-                && (entry.shape == [1] || report.check_shape(name, &entry.shape, Vec::new()));
-            of_tensor = is_right.then_some((name, entry));
-        }
+        let of_tensor = is_nvfp4.then(|| checkpoint.find(&format!("{name}_scale_2"), report)).flatten();
+        let of_tensor_is_right = of_tensor.map_or(!is_nvfp4, |(name, entry)| {
+            report.check_dtype(name, entry.dtype, &[Dtype::F32])
+                && (entry.shape == [1] || report.check_shape(name, &entry.shape, Vec::new()))
+        });
         let of_activations = format!("{}.input_scale", name.strip_suffix(".weight").unwrap_or(name));
         let unread =
             checkpoint.tensors.get_key_value(&of_activations).filter(|_| is_nvfp4).map(|(name, _)| name.as_str());
         stored.scale = Some(Scale { name: scale_name, entry: scale, of_tensor, unread, format, block });
-        stored.is_sound = shape_is_right && scale_is_right && of_tensor.is_some() == is_nvfp4;
+        stored.is_sound = shape_is_right && scale_is_right && of_tensor_is_right;
         Some(stored)
     }
 
