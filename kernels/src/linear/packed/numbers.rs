@@ -170,6 +170,15 @@ pub(crate) fn e8m0_pair_bf16(code: u32) -> Vector<bf16, Const<2>> {
     Vector::<bf16, Const<2>>::reinterpret(e8m0_halves(code))
 }
 
+/// The same of code `i` of a word.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(crate) fn e8m0_pair_bf16_of_word(word: u32, #[comptime] i: usize) -> Vector<bf16, Const<2>> {
+    // The code in each half, and then where the exponent is.
+    let halves = math::permute(word, comptime!(0x4040u32 + 0x0101 * i as u32)) * 0x80;
+    Vector::<bf16, Const<2>>::reinterpret(max(halves, 0x0040_0040u32))
+}
+
 /// Its bits. The smallest has no hidden bit.
 #[cube]
 fn e8m0_halves(code: u32) -> u32 {

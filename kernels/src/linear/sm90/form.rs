@@ -19,16 +19,14 @@ pub(super) const WEIGHT_ROWS: usize = 128;
 const LEAST_TRIMMED: usize = 128;
 /// Tokens of a tile load there: more than it is trimmed by, so that there are few loads.
 const TRIMMED_LOAD: usize = 64;
-/// Tokens of a tile up to which sums take the scales of FP8.
-const MOST_SCALED: usize = 128;
+/// Tokens of a tile up to which a stage has blocks of codes with one scale of FP8, and sums take it, or four of FP4, one word.
+const MOST_TOGETHER: usize = 128;
 /// Those whose sums and decoded weights fit in the registers that all units have; where they have two sums, one without its scale.
 const MOST_OF_ALL: usize = 128;
 const MOST_OF_ALL_TWICE: usize = 96;
-/// Those from which rows in the order of experts are f16 times a power of two, so that an instruction makes factors of codes: with fewer,
-/// it is memory that experts wait for.
-const LEAST_HALVES: usize = 64;
-/// Those up to which two cubes have the registers of a multiprocessor.
+/// Those up to which two cubes have the registers of a multiprocessor; of FP4, which has one sum, in rows that experts divide.
 const MOST_OF_TWO: usize = 32;
+const MOST_OF_TWO_FP4: usize = 64;
 /// Input channels of a block: 128 bytes, the width of the swizzle.
 pub(in crate::linear) const CHANNELS: usize = 64;
 /// Units of a warpgroup.
@@ -123,9 +121,14 @@ impl Form {
         if self.bf16 { Elem::Bf16 } else { Elem::F16 }
     }
 
+    /// Whether channels lie so that the codes of a unit are neighbours: where rows are gathered anyway.
+    pub fn is_arranged(self) -> bool {
+        self.is_grouped() && !self.format.is_dense()
+    }
+
     /// Whether rows in bf16 are multiplied as f16 times a power of two.
     pub fn halves(self) -> bool {
-        self.bf16 && self.is_grouped() && self.scales_sums() && self.tokens >= LEAST_HALVES
+        self.bf16 && self.is_grouped() && self.scales_sums()
     }
 
     /// Outputs of a cube.
@@ -179,7 +182,7 @@ impl Form {
 
     /// Blocks of channels of a stage: those that share a scale, where sums take it.
     pub fn stage_blocks(self) -> u32 {
-        if self.scales_sums() { self.blocks_together() } else { 1 }
+        if self.tokens <= MOST_TOGETHER { self.blocks_together() } else { 1 }
     }
 
     /// Bytes of a row of the weights in a stage.
@@ -200,12 +203,12 @@ impl Form {
     /// Whether codes are multiplied as they are, and sums over the channels that share a scale take it: where there are registers for
     /// these sums beside all others.
     pub fn scales_sums(self) -> bool {
-        self.format == WeightFormat::Fp8 && self.tokens <= MOST_SCALED
+        self.format == WeightFormat::Fp8 && self.stage_blocks() > 1
     }
 
     /// Blocks of channels that are not divided among cubes: those that share a scale.
     pub fn blocks_together(self) -> u32 {
-        if self.format == WeightFormat::Fp8 { (FP8_COLUMNS / CHANNELS) as u32 } else { 1 }
+        if self.format.is_dense() { 1 } else { (FP8_COLUMNS / CHANNELS) as u32 }
     }
 
     pub fn stage_bytes(self) -> u32 {
@@ -218,7 +221,7 @@ impl Form {
 
     /// Cubes of a multiprocessor: as many as there are registers for, where decoding is what tiles wait for.
     pub fn cubes(self) -> u32 {
-        cubes(self.format, self.tokens)
+        cubes(self.format, self.tokens, self.is_grouped())
     }
 
     /// Two warpgroups compute, a warp loads: with those beside it where they give registers away.
@@ -282,8 +285,9 @@ pub(in crate::linear) fn outputs(linear: LinearForm) -> usize {
 }
 
 /// Cubes of a multiprocessor.
-pub(in crate::linear) fn cubes(format: WeightFormat, tokens: usize) -> u32 {
-    if format == WeightFormat::Fp8 && tokens <= MOST_OF_TWO { 2 } else { 1 }
+pub(in crate::linear) fn cubes(format: WeightFormat, tokens: usize, divided: bool) -> u32 {
+    let most = if format == WeightFormat::Fp4 && divided { MOST_OF_TWO_FP4 } else { MOST_OF_TWO };
+    if !format.is_dense() && tokens <= most { 2 } else { 1 }
 }
 
 /// Bits of a weight, as tile loads see it.

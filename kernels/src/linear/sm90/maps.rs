@@ -33,11 +33,16 @@ pub(super) fn weight_map(
     form: Form,
 ) -> TensorMapArg<Tiled> {
     let handle = handle(weight);
+    // As wide as a row.
+    let swizzle = match form.weight_row_bytes() {
+        32 => TensorMapSwizzle::B32,
+        64 => TensorMapSwizzle::B64,
+        _ => TensorMapSwizzle::B128,
+    };
     let (elem, codes, swizzle) = match form.format {
         WeightFormat::Dense => (elem, 1, TensorMapSwizzle::B128),
-        WeightFormat::Fp8 if form.scales_sums() => (ElemType::UInt(UIntKind::U8), 1, TensorMapSwizzle::B128),
-        WeightFormat::Fp8 => (ElemType::UInt(UIntKind::U8), 1, TensorMapSwizzle::B64),
-        WeightFormat::Fp4 => (ElemType::UInt(UIntKind::U8), 2, TensorMapSwizzle::B32),
+        WeightFormat::Fp8 => (ElemType::UInt(UIntKind::U8), 1, swizzle),
+        WeightFormat::Fp4 => (ElemType::UInt(UIntKind::U8), 2, swizzle),
     };
     let ([inputs, matrix_stride], columns) =
         ([inputs, matrix_stride].map(|len| len / codes), form.weight_columns() * form.stage_blocks());

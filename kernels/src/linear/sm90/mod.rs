@@ -4,10 +4,10 @@
 //! `wgmma` computes the transpose of the output: its rows are outputs, its columns tokens. So a tile has as few tokens as a batch
 //! has, and gate and up of an output are in the registers of one unit.
 
+mod arranged;
 mod carry;
 mod epilogue;
 mod form;
-mod halves;
 mod maps;
 mod packed;
 mod partial;
@@ -19,10 +19,10 @@ mod wide;
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
+use self::arranged::rescale;
 use self::epilogue::{Output, VECTOR};
 pub(super) use self::form::{CHANNELS, CUBES, Shares, Tiling, is_hopper, pairs_of_tiles, supported, terms};
 use self::form::{COMPUTE_REGISTERS, Form, GROUP, INTERLEAVED, LOAD_REGISTERS, Rows, WEIGHT_ROWS, WEIGHTS};
-use self::halves::rescale;
 use self::maps::{out_map, token_map, weight_map};
 use self::packed::{Codes, Scales, ScalesArgs};
 use self::partial::Partial;
@@ -75,7 +75,7 @@ pub(super) fn launch(
     let form = Form { tokens, rows, linear, bf16, split: splits * terms > 1, shares, in_parts, format };
     let gathered = (rows == Rows::Sorted).then(|| share(&order));
     let (x, inverses) = match gathered {
-        order if form.halves() => halves::launch(client, x, order, [count, top_k, inputs], elem),
+        order if form.is_arranged() => arranged::launch(client, x, order, [count, top_k, inputs], elem, form),
         Some(order) => (gather::launch(client, x, order, [count, top_k, inputs], elem), dummy(client)),
         None => (x, dummy(client)),
     };
@@ -299,17 +299,21 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("split.32.fp8", bf16, Rows::Dense, false, 32),
         entry("experts_up.128.fp8", bf16, Rows::Sorted, true, 128),
         entry("experts_up.96.fp8", bf16, Rows::Sorted, true, 96),
+        entry("experts_up.64.fp8", bf16, Rows::Sorted, true, 64),
+        entry("experts_down.64.fp8", bf16, Rows::Scatter, false, 64),
         entry("experts_down.96.fp8", bf16, Rows::Scatter, false, 96),
         entry("experts_up.32.fp8", bf16, Rows::Sorted, true, 32),
         entry("weights.32.fp8", bf16, Rows::Dense, false, 32),
         entry("experts_up.32.fp4", bf16, Rows::Sorted, true, 32),
         entry("experts_up.128.fp4", f16, Rows::Sorted, true, 128),
         entry("experts_up.256.fp4", bf16, Rows::Sorted, true, 256),
+        entry("experts_up.96.fp4", bf16, Rows::Sorted, true, 96),
+        entry("experts_down.96.fp4", bf16, Rows::Scatter, false, 96),
         entry("experts_down.64.fp4", bf16, Rows::Scatter, false, 64),
     ]
     .into_iter()
     .chain(carry::offline())
-    .chain(halves::offline())
+    .chain(arranged::offline())
     .chain(partial::offline())
     .chain(wide::offline())
     .collect()

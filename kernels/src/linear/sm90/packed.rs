@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use super::schedule::Place;
 use super::{CHANNELS, Form, GROUP};
 use crate::linear::packed::{
-    BlockLayout, FP4_COLUMNS, FP8_COLUMNS, e2m1_pair, e2m1_pair_of_byte, e4m3_halves_of_pair, e4m3_halves_of_word,
-    e4m3_number_bf16, e4m3_pair, e8m0, e8m0_pair_bf16,
+    BlockLayout, FP4_COLUMNS, FP8_COLUMNS, e2m1_pair, e2m1_pair_of_byte, e2m1_pair_of_word, e4m3_halves_of_pair,
+    e4m3_halves_of_word, e4m3_number_bf16, e4m3_pair, e8m0, e8m0_pair_bf16, e8m0_pair_bf16_of_word,
 };
 use crate::linear::{WeightArg, WeightFormat};
 use crate::ptx::wgmma::Elem;
@@ -71,8 +71,10 @@ pub(super) struct Codes {
     second: usize,
     /// Scales of a row.
     across: usize,
-    /// Bytes to the unit's first code in a warpgroup's rows.
+    /// Bytes to the unit's first row in a warpgroup's.
     at: u32,
+    /// Which pair of every eight channels it has, or which eight of 32.
+    quarter: u32,
     /// What 16 bytes of a row are permuted by.
     swizzle: u32,
 }
@@ -82,7 +84,7 @@ impl Codes {
     /// Those of a tile. `outputs` are rows of a matrix; of a gated output, of each half.
     pub fn new(scales: &Scales, place: &Place, group: u32, outputs: u32, #[comptime] form: Form) -> Codes {
         let (warp, lane) = (UNIT_POS % GROUP / 32, UNIT_POS % 32);
-        let mut codes = Codes { first: 0usize, second: 0usize, across: 1usize, at: 0u32, swizzle: 0u32 };
+        let mut codes = Codes { first: 0usize, second: 0usize, across: 1usize, at: 0u32, quarter: 0u32, swizzle: 0u32 };
         #[comptime]
         match scales {
             Scales::Dense => {}
@@ -100,22 +102,17 @@ impl Codes {
                 codes.first = matrix + (first >> blocks.rows_log2) as usize * codes.across;
                 codes.second = matrix + (second >> blocks.rows_log2) as usize * codes.across;
                 let row = warp * 16 + row;
-                if comptime!(form.scales_sums()) {
-                    codes.at = row * 128 + lane % 4 * 2;
-                    codes.swizzle = row % 8;
-                } else if comptime!(form.format == WeightFormat::Fp8) {
-                    codes.at = row * 64 + lane % 4 * 2;
-                    codes.swizzle = row / 2 % 4;
-                } else {
-                    codes.at = row * 32 + lane % 4;
-                    codes.swizzle = row / 4 % 2;
-                }
+                codes.at = row * comptime!(form.weight_row_bytes());
+                codes.quarter = lane % 4;
+                let units = comptime!(form.weight_row_bytes() / 16);
+                codes.swizzle = row / comptime!(8 / units) % units;
             }
         }
         codes
     }
 
-    /// The scales of the unit's two rows in a block of channels: f32 of FP8; codes of FP4, for each half of the block.
+    /// The scales of the unit's two rows in a block of channels, or both of a stage: f32 of FP8; codes of FP4, for each half of the block, or four
+    /// of each row in a word.
     pub fn factors(&self, scales: &Scales, block: u32, #[comptime] form: Form) -> Vector<u32, Const<4>> {
         let mut words = Vector::<u32, Const<4>>::new(0u32);
         #[comptime]
@@ -126,6 +123,12 @@ impl Codes {
                     let column = block as usize / comptime!(FP8_COLUMNS / CHANNELS);
                     words.insert(0usize, blocks.words[self.first + column]);
                     words.insert(1usize, blocks.words[self.second + column]);
+                } else if comptime!(form.stage_blocks() > 1) {
+                    let column = block as usize * comptime!(CHANNELS / FP4_COLUMNS);
+                    // A row may end within the stage.
+                    let count = u32::cast_from(self.across - column);
+                    words.insert(0usize, four(blocks, self.first + column, count));
+                    words.insert(1usize, four(blocks, self.second + column, count));
                 } else {
                     #[unroll]
                     for half in 0..comptime!(CHANNELS / FP4_COLUMNS) {
@@ -151,33 +154,90 @@ impl Codes {
     ) -> Vector<u32, D> {
         let mut words = Sequence::<u32>::new();
         #[unroll]
-        for step in 0..4usize {
-            // 16 channels are 16 bytes of FP8, and 8 of FP4.
-            let bytes = comptime!(form.weight_columns() / 4);
-            let unit = comptime!((block as u32 * 4 + step as u32) * bytes / 16) ^ self.swizzle;
-            let at = rows_at + self.at + unit * 16;
-            #[unroll]
-            for eight in 0..2usize {
-                let offset = comptime!(step as u32 * bytes % 16 + eight as u32 * bytes / 2);
-                let below = comptime!(offset + 8 * form.weight_row_bytes());
-                let first = matrix::load_low(at, offset, comptime!(bytes / 8));
-                let second = matrix::load_low(at, below, comptime!(bytes / 8));
-                if comptime!(Decoded::of(form) == Decoded::Codes) {
-                    words.push(first);
-                    words.push(second);
-                } else if comptime!(form.cubes() == 2) {
+        for half in 0..2usize {
+            let first = self.load(rows_at, block, half, 0usize, form);
+            let second = self.load(rows_at, block, half, 1usize, form);
+            if comptime!(Decoded::of(form) == Decoded::Codes && form.is_arranged()) {
+                words.push(first[0]);
+                words.push(first[1]);
+                words.push(second[0]);
+                words.push(second[1]);
+            } else if comptime!(Decoded::of(form) == Decoded::Codes) {
+                #[unroll]
+                for i in 0..4usize {
+                    words.push(first[i]);
+                    words.push(second[i]);
+                }
+            } else if comptime!(form.scales_sums() && form.cubes() == 2) {
+                #[unroll]
+                for i in 0..4usize {
                     // Fewer instructions, but more of them behind the products; two cubes hide that. The word takes a product and a sum,
                     // which have pipes of their own.
-                    let (first, second) = e4m3_halves_of_word(second * 0x1_0000 + first, Elem::Bf16);
+                    let (first, second) = e4m3_halves_of_word(second[i] * 0x1_0000 + first[i], Elem::Bf16);
                     words.push(first);
                     words.push(second);
-                } else {
-                    decode_pair(&mut words, first, factors, comptime!(step / 2), 0usize, form);
-                    decode_pair(&mut words, second, factors, comptime!(step / 2), 1usize, form);
+                }
+            } else {
+                #[unroll]
+                for i in 0..4usize {
+                    decode_pair(&mut words, &first, factors, block, half, 0usize, i, form);
+                    decode_pair(&mut words, &second, factors, block, half, 1usize, i, form);
                 }
             }
         }
         math::vector::<u32, D>(&words)
+    }
+
+    /// The codes of half a block of one of the unit's two rows: pairs of neighbours, each in a word, or if they are arranged eight in one word of
+    /// FP4 or two of FP8.
+    fn load(
+        &self,
+        rows_at: u32,
+        #[comptime] block: usize,
+        #[comptime] half: usize,
+        #[comptime] row: usize,
+        #[comptime] form: Form,
+    ) -> Sequence<u32> {
+        let mut words = Sequence::<u32>::new();
+        // Bytes of eight codes, to the second row, and to the half.
+        let eight = comptime!(form.weight_columns() / 8);
+        let below = comptime!(row as u32 * 8 * form.weight_row_bytes());
+        let first = comptime!((block * 2 + half) as u32 * 4 * eight);
+        if comptime!(form.is_arranged()) {
+            let from = first + self.quarter * eight;
+            let at = rows_at + self.at + (((from / 16) ^ self.swizzle) * 16) + from % 16;
+            if comptime!(form.format == WeightFormat::Fp8) {
+                let pair = matrix::load_8(at, below);
+                words.push(pair.extract(0usize));
+                words.push(pair.extract(1usize));
+            } else {
+                words.push(matrix::load_4(at, below));
+            }
+        } else {
+            #[unroll]
+            for i in 0..4usize {
+                let from = comptime!(first + i as u32 * eight);
+                let at = rows_at + self.at + self.quarter * (eight / 4) + ((from / 16) ^ self.swizzle) * 16;
+                words.push(matrix::load_low(at, comptime!(from % 16 + below), comptime!(eight / 4)));
+            }
+        }
+        words
+    }
+}
+
+/// Which channel of 32 the tokens have where element `high` of pair `pair` of unit `unit` of four is multiplied, so that the unit's codes are
+/// neighbours. Of eight in a word of FP4 those are decoded together that are four apart.
+#[cube]
+pub(super) fn channel(
+    #[comptime] unit: usize,
+    pair: usize,
+    #[comptime] high: usize,
+    #[comptime] format: WeightFormat,
+) -> usize {
+    if comptime!(format == WeightFormat::Fp4) {
+        pair + comptime!(8 * unit + 4 * high)
+    } else {
+        2 * pair + comptime!(8 * unit + high)
     }
 }
 
@@ -207,7 +267,11 @@ impl Decoded {
 
 /// Words that a unit decodes of a block.
 pub(super) fn decoded_words(form: Form) -> usize {
-    if Decoded::of(form) == Decoded::F32 { 2 * PAIRS } else { PAIRS }
+    match Decoded::of(form) {
+        Decoded::F32 => 2 * PAIRS,
+        Decoded::Codes if form.is_arranged() => PAIRS / 2,
+        _ => PAIRS,
+    }
 }
 
 /// A for the products with a block of channels. The compiler wants the registers of A written when no product is under way: so this is what
@@ -216,17 +280,29 @@ pub(super) fn decoded_words(form: Form) -> usize {
 pub(super) fn finished<D: Size>(
     words: Vector<u32, D>,
     factors: Vector<u32, Const<4>>,
+    #[comptime] block: usize,
     #[comptime] form: Form,
 ) -> Vector<u32, Const<PAIRS>> {
     let mut pairs = Sequence::<u32>::new();
     #[unroll]
     for i in 0..PAIRS {
-        if comptime!(Decoded::of(form) == Decoded::Codes) {
+        if comptime!(Decoded::of(form) == Decoded::Codes && form.is_arranged()) {
+            // A half has two words of each row, with two pairs each.
+            let pair = comptime!(i / 2 % 4);
+            let word = words.extract(comptime!(i / 8 * 4 + i % 2 * 2 + pair / 2));
+            pairs.push(math::e4m3_pair(word, comptime!(pair % 2 == 1)));
+        } else if comptime!(Decoded::of(form) == Decoded::Codes) {
             pairs.push(math::e4m3_pair(words.extract(i), false));
         } else if comptime!(Decoded::of(form) == Decoded::Halves) {
             pairs.push(u32::reinterpret(e4m3_number_bf16(words.extract(i))));
         } else if comptime!(Decoded::of(form) == Decoded::Bf16) {
-            let scale = e8m0_pair_bf16(factors.extract(comptime!(i / (PAIRS / 2) * 2 + i % 2)));
+            let half = comptime!(i / (PAIRS / 2));
+            let row = comptime!(i % 2);
+            let scale = if comptime!(form.stage_blocks() > 1) {
+                e8m0_pair_bf16_of_word(factors.extract(row), comptime!(2 * block + half))
+            } else {
+                e8m0_pair_bf16(factors.extract(comptime!(2 * half + row)))
+            };
             let numbers: Vector<bf16, Const<2>> = Vector::<bf16, Const<2>>::reinterpret(words.extract(i)) * scale;
             pairs.push(u32::reinterpret(numbers));
         } else {
@@ -238,32 +314,73 @@ pub(super) fn finished<D: Size>(
     math::vector::<u32, Const<PAIRS>>(&pairs)
 }
 
+/// The codes of four exponents from this place on; zeros in place of those behind the first `count`.
+#[cube]
+fn four(blocks: &BlockScales, place: usize, count: u32) -> u32 {
+    let word = place / 4;
+    // The next word is needed where rows do not begin with one.
+    let next = min(word + 1, blocks.words.len() - 1);
+    let both = u64::cast_from(blocks.words[word]) | (u64::cast_from(blocks.words[next]) << 32u64);
+    u32::cast_from(both >> (u64::cast_from(place % 4) * 8)) & (u32::MAX >> (32 - 8 * min(count, 4u32)))
+}
+
 /// The code of an exponent, in the low 8 bits.
 #[cube]
 fn exponent(blocks: &BlockScales, place: usize) -> u32 {
     blocks.words[place / 4] >> (u32::cast_from(place % 4) * 8)
 }
 
-/// The numbers of two neighbouring codes of a row.
+/// The code of the exponent of half a block of one of the unit's rows, in the low 8 bits.
 #[cube]
-fn decode_pair(
-    words: &mut Sequence<u32>,
-    codes: u32,
+fn exponent_of(
     factors: Vector<u32, Const<4>>,
+    #[comptime] block: usize,
     #[comptime] half: usize,
     #[comptime] row: usize,
     #[comptime] form: Form,
-) {
-    if comptime!(Decoded::of(form) == Decoded::Halves) {
-        words.push(e4m3_halves_of_pair(math::permute(codes, 0x1404u32), Elem::Bf16));
-    } else if comptime!(Decoded::of(form) == Decoded::Bf16) {
-        words.push(u32::reinterpret(e2m1_pair_of_byte(codes)));
-    } else if comptime!(form.format == WeightFormat::Fp8) {
-        push_scaled(words, e4m3_pair(math::permute(codes, 0x1404u32)), f32::reinterpret(factors.extract(row)));
+) -> u32 {
+    if comptime!(form.stage_blocks() > 1) {
+        factors.extract(row) >> comptime!(8 * (2 * block + half) as u32)
     } else {
-        // The codes of a byte, each in a half of the word.
-        let numbers = e2m1_pair(codes | (codes << 12));
-        push_scaled(words, numbers, e8m0(factors.extract(comptime!(2 * half + row))));
+        factors.extract(comptime!(2 * half + row))
+    }
+}
+
+/// The numbers of pair `i` of half a block of one of the unit's rows.
+#[cube]
+fn decode_pair(
+    words: &mut Sequence<u32>,
+    codes: &Sequence<u32>,
+    factors: Vector<u32, Const<4>>,
+    #[comptime] block: usize,
+    #[comptime] half: usize,
+    #[comptime] row: usize,
+    #[comptime] i: usize,
+    #[comptime] form: Form,
+) {
+    let arranged = comptime!(form.is_arranged());
+    if comptime!(form.format == WeightFormat::Fp8) {
+        // The codes in the upper bytes of each half of the word.
+        let own = if comptime!(arranged) {
+            math::permute(codes[comptime!(i / 2)], comptime!(if i.is_multiple_of(2) { 0x1404u32 } else { 0x3424u32 }))
+        } else {
+            math::permute(codes[i], 0x1404u32)
+        };
+        if comptime!(Decoded::of(form) == Decoded::Halves) {
+            words.push(e4m3_halves_of_pair(own, Elem::Bf16));
+        } else {
+            push_scaled(words, e4m3_pair(own), f32::reinterpret(factors.extract(row)));
+        }
+    } else if comptime!(Decoded::of(form) == Decoded::Bf16) {
+        if comptime!(arranged) {
+            words.push(u32::reinterpret(e2m1_pair_of_word(codes[0], i)));
+        } else {
+            words.push(u32::reinterpret(e2m1_pair_of_byte(codes[i])));
+        }
+    } else {
+        // Each in the lowest bits of a half of the word: the codes of a byte, or two that are four apart.
+        let own = if comptime!(arranged) { codes[0] >> comptime!(4 * i as u32) } else { codes[i] | (codes[i] << 12) };
+        push_scaled(words, e2m1_pair(own), e8m0(exponent_of(factors, block, half, row, form)));
     }
 }
 

@@ -138,8 +138,8 @@ impl Ring {
             acc
         } else if comptime!(form.format.is_dense()) {
             self.multiply_blocks::<A>(place, place.first_block, group, comptime!(form.tokens), form)
-        } else if comptime!(form.scales_sums()) {
-            self.multiply_scaled::<A>(scales, codes, place, group, form)
+        } else if comptime!(form.stage_blocks() > 1) {
+            self.multiply_stages::<A>(scales, codes, place, group, form)
         } else {
             self.multiply_codes::<A>(scales, codes, place, group, comptime!(form.tokens), form)
         }
@@ -187,7 +187,7 @@ impl Ring {
         let factors = codes.factors(scales, block, form);
         let mut coming = codes.factors(scales, min(block + 1, last), form);
         let decoded = self.decode::<D>(codes, factors, group, form);
-        let mut weights = finished::<D>(decoded, factors, form);
+        let mut weights = finished::<D>(decoded, factors, 0usize, form);
         while block < last {
             let issued =
                 wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, self.tokens(form), comptime!(form.products_of(width)));
@@ -197,7 +197,7 @@ impl Ring {
             let decoded = self.decode::<D>(codes, coming, group, form);
             acc = wgmma::wait::<A>(issued, 0u32);
             release(empty);
-            weights = finished::<D>(decoded, coming, form);
+            weights = finished::<D>(decoded, coming, 0usize, form);
             coming = after;
             block = warp::next(block);
         }
@@ -209,8 +209,8 @@ impl Ring {
         acc
     }
 
-    /// The same where sums over the channels of a stage, which share a scale, take it.
-    fn multiply_scaled<A: Size>(
+    /// The same where a stage has two blocks. Sums over the channels of one that share a scale take it.
+    fn multiply_stages<A: Size>(
         &mut self,
         scales: &Scales,
         codes: &Codes,
@@ -224,25 +224,25 @@ impl Ring {
         let mut total = Vector::<f32, A>::zeroed();
         let mut factors = codes.factors(scales, block, form);
         let decoded = self.decode::<D>(codes, factors, group, form);
-        let mut weights = finished::<D>(decoded, factors, form);
+        let mut weights = finished::<D>(decoded, factors, 0usize, form);
         while block < last {
             let coming = codes.factors(scales, block + 2, form);
-            let issued = self.multiply_both::<A>(weights, codes, factors, group, form);
+            let issued = self.multiply_both::<A>(total, weights, codes, factors, group, form);
             let empty = self.empty_at();
             self.advance(form);
             let decoded = self.decode::<D>(codes, coming, group, form);
             let acc = wgmma::wait::<A>(issued, 0u32);
             release(empty);
-            weights = finished::<D>(decoded, coming, form);
-            total = add_scaled::<A>(total, acc, factors, form);
+            weights = finished::<D>(decoded, coming, 0usize, form);
+            total = if comptime!(form.scales_sums()) { add_scaled::<A>(total, acc, factors, form) } else { acc };
             factors = coming;
             block += 2;
         }
-        let issued = self.multiply_both::<A>(weights, codes, factors, group, form);
+        let issued = self.multiply_both::<A>(total, weights, codes, factors, group, form);
         let acc = wgmma::wait::<A>(issued, 0u32);
         release(self.empty_at());
         self.advance(form);
-        add_scaled::<A>(total, acc, factors, form)
+        if comptime!(form.scales_sums()) { add_scaled::<A>(total, acc, factors, form) } else { acc }
     }
 
     /// Waits for this stage, and decodes its first block.
@@ -260,6 +260,7 @@ impl Ring {
     /// The products with both blocks of a stage, of which the first one is decoded; those with the second one are under way.
     fn multiply_both<A: Size>(
         &self,
+        total: Vector<f32, A>,
         weights: Vector<u32, Const<PAIRS>>,
         codes: &Codes,
         factors: Vector<u32, Const<4>>,
@@ -270,12 +271,17 @@ impl Ring {
         let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
         let second_at = tokens_at + comptime!(form.block_token_bytes());
         let layout = comptime!(form.products().b);
-        let issued =
-            wgmma::mma_rs_zero::<A, Const<PAIRS>>(weights, descriptor(tokens_at, layout), comptime!(form.products()));
+        let first = descriptor(tokens_at, layout);
+        let issued = if comptime!(form.scales_sums()) {
+            wgmma::mma_rs_zero::<A, Const<PAIRS>>(weights, first, comptime!(form.products()))
+        } else {
+            wgmma::mma_rs::<A, Const<PAIRS>>(total, weights, first, comptime!(form.products()))
+        };
+        let second = descriptor(second_at, layout);
         let decoded = codes.decode::<D>(self.rows_at(group, form), factors, 1usize, form);
         let acc = wgmma::wait::<A>(issued, 0u32);
-        let weights = finished::<D>(decoded, factors, form);
-        wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, descriptor(second_at, layout), comptime!(form.products()))
+        let weights = finished::<D>(decoded, factors, 1usize, form);
+        wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, second, comptime!(form.products()))
     }
 
     /// Waits until this stage has been loaded.

@@ -14,35 +14,36 @@ pub(in crate::linear) struct Tile {
     /// Nanoseconds of one block of channels, where one matrix has all rows. Of 160 and 192 tokens it is what lies between
     /// the others: with it they are chosen where they were measured to be faster.
     block: f64,
-    /// The same of FP8, in one cube of a multiprocessor. Up to 64 tokens fitted to few rows, from 128 on what many took.
+    /// The same of codes, in one cube of a multiprocessor. Up to 64 tokens fitted to few rows, from 128 on what many took.
     codes: f64,
-    /// How long a tile of FP8 takes where experts divide the rows, unless it is trimmed.
-    experts: usize,
+    /// How long a tile of FP8 and of FP4 takes where experts divide the rows, unless it is trimmed.
+    experts: [usize; 2],
 }
 const TILES: [Tile; 7] = [
-    Tile { tokens: 256, divided: 256, trimmed: Some(100), block: 646.0, codes: 700.0, experts: 0 },
-    Tile { tokens: 192, divided: 200, trimmed: Some(98), block: 490.0, codes: 610.0, experts: 0 },
-    Tile { tokens: 160, divided: 170, trimmed: None, block: 415.0, codes: 560.0, experts: 0 },
-    Tile { tokens: 128, divided: 144, trimmed: None, block: 340.0, codes: 415.0, experts: 322 },
-    Tile { tokens: 96, divided: 128, trimmed: None, block: 280.0, codes: 330.0, experts: 272 },
-    Tile { tokens: 64, divided: 111, trimmed: None, block: 213.0, codes: 260.0, experts: 225 },
-    Tile { tokens: 32, divided: 101, trimmed: None, block: 158.0, codes: 370.0, experts: 190 },
+    Tile { tokens: 256, divided: 256, trimmed: Some(100), block: 646.0, codes: 700.0, experts: [0, 0] },
+    Tile { tokens: 192, divided: 200, trimmed: Some(98), block: 490.0, codes: 610.0, experts: [0, 0] },
+    Tile { tokens: 160, divided: 170, trimmed: None, block: 415.0, codes: 560.0, experts: [0, 0] },
+    Tile { tokens: 128, divided: 144, trimmed: None, block: 340.0, codes: 415.0, experts: [300, 312] },
+    Tile { tokens: 96, divided: 128, trimmed: None, block: 280.0, codes: 330.0, experts: [240, 274] },
+    Tile { tokens: 64, divided: 111, trimmed: None, block: 213.0, codes: 260.0, experts: [195, 221] },
+    Tile { tokens: 32, divided: 101, trimmed: None, block: 158.0, codes: 370.0, experts: [168, 182] },
 ];
-/// Tokens of a tile that experts in FP8 alone have.
+/// Tokens of a tile that experts in FP8 and FP4 alone have.
 const OF_EXPERTS: usize = 96;
 
 impl Tile {
     /// Nanoseconds of a block of channels in this format.
     fn block_of(&self, format: WeightFormat) -> f64 {
-        if format == WeightFormat::Fp8 { self.codes } else { self.block }
+        if format.is_dense() { self.block } else { self.codes }
     }
 
     /// How long it takes where experts or heads divide the rows, where all of a multiprocessor is its own.
     fn divided_of(&self, division: Division, format: WeightFormat) -> usize {
         match (division, format) {
-            (Division::Experts, WeightFormat::Fp8) => self.experts,
-            (_, WeightFormat::Fp8) => self.codes as usize / cubes(format, self.tokens) as usize,
-            _ => self.divided,
+            (_, WeightFormat::Dense) => self.divided,
+            (Division::Experts, WeightFormat::Fp8) => self.experts[0],
+            (Division::Experts, WeightFormat::Fp4) => self.experts[1],
+            _ => self.codes as usize / cubes(format, self.tokens, false) as usize,
         }
     }
 }
@@ -85,7 +86,7 @@ pub(in crate::linear) fn dense_tiling(sizes: &LinearSizes, clusters: usize, in_p
     let time = |tile: &Tile, tiling: Tiling| {
         let tiles = pairs_of_tiles([rows.div_ceil(tiling.tokens), weight_rows], form, tiling.shares);
         let blocks_of_tile = blocks.div_ceil(tiling.splits);
-        let clusters = clusters * cubes(format, tiling.tokens) as usize;
+        let clusters = clusters * cubes(format, tiling.tokens, false) as usize;
         let rounds = (tiles * tiling.splits).div_ceil(clusters);
         let pair_rows = CUBES as usize * tiling.tokens;
         let absent = if tiling.shares == Shares::Tokens { 0 } else { rows.next_multiple_of(pair_rows) - rows };
@@ -113,7 +114,7 @@ pub(in crate::linear) fn all_tilings(
     let tiles = TILES.iter().filter(move |tile| !in_parts || tile.tokens <= MOST_BESIDE_OTHERS);
     let tiles = tiles.filter(move |tile| match division {
         Division::Dense => tile.tokens != OF_EXPERTS,
-        Division::Experts if tile.tokens == OF_EXPERTS => format == WeightFormat::Fp8,
+        Division::Experts if tile.tokens == OF_EXPERTS => !format.is_dense(),
         Division::Experts => tile.tokens <= MOST_BESIDE_OTHERS || tile.trimmed.is_some(),
         _ => tile.tokens.is_power_of_two(),
     });
@@ -163,12 +164,12 @@ fn tiles_of_expert(sizes: &LinearSizes, tokens: usize) -> f64 {
     (up_to(1.5 * each) - up_to(0.5 * each)) / each
 }
 
-/// How much longer trimmed tiles take in a format, of a hundred; but those of FP8 in the unit of `Tile::experts`.
+/// How much longer trimmed tiles take in a format, of a hundred; but those of codes in the unit of `Tile::experts`.
 fn trimmed_of(format: WeightFormat) -> usize {
     match format {
         WeightFormat::Dense => 100,
         WeightFormat::Fp8 => 230,
-        WeightFormat::Fp4 => 80,
+        WeightFormat::Fp4 => 200,
     }
 }
 

@@ -1,26 +1,29 @@
-//! Rows of bf16 as f16 times a power of two (`../powers.rs`), so that FP8 codes become factors by one instruction; in the order of the
-//! experts, where they are not in it yet.
+//! Rows of tokens in the order of the experts, as products with codes want them: their channels lie so that a unit's codes are neighbours, and
+//! those of bf16 that are multiplied with FP8 are f16 times a power of two (`../powers.rs`), so that an instruction makes factors of codes.
 
 use cubecl::prelude::*;
 
+use super::packed::channel;
 use super::schedule::Place;
 use super::{Form, VECTOR};
 use crate::common::launch::{address_type, share};
 use crate::linear::WeightFormat;
-use crate::linear::powers::{halves, larger, order as order_of_codes, power};
+use crate::linear::powers::{larger, power};
+use crate::ptx::wgmma::Elem;
 use crate::ptx::{math, warp};
 
 const UNITS: u32 = 256;
 const WARPS: usize = UNITS as usize / 32;
 
-/// f16 `[pairs, inputs]` and f32 `[pairs]`, what products with each row are to be multiplied by: of E `[pairs / top_k, inputs]` in the
-/// `order` of the experts, or of the rows of x as they are.
+/// F `[pairs, inputs]`, and f32 `[pairs]`, what products with each row are to be multiplied by, if they are f16 of bf16: of E `[pairs / top_k,
+/// inputs]` in the `order` of the experts, or of the rows of x as they are.
 pub(super) fn launch(
     client: &Client,
     x: BufferArg,
     order: Option<BufferArg>,
     [pairs, top_k, inputs]: [usize; 3],
     elem: ElemType,
+    form: Form,
 ) -> (BufferArg, BufferArg) {
     let (len, bytes) = (pairs * inputs, pairs * inputs * elem.size());
     // SAFETY: the buffers are made for so many numbers.
@@ -30,12 +33,13 @@ pub(super) fn launch(
     let gathers = order.is_some();
     let address = address_type(client, &[&x, &out]);
     let order = order.unwrap_or_else(|| share(&inverses));
-    halves_kernel::launch(
+    arrange_kernel::launch(
         client,
         CubeCount::new_1d(pairs as u32),
         CubeDim::new_1d(UNITS),
         address,
         VECTOR,
+        share(&x),
         x,
         order,
         share(&out),
@@ -44,6 +48,9 @@ pub(super) fn launch(
         inputs / VECTOR,
         top_k,
         gathers,
+        form.format,
+        form.halves(),
+        form.elem(),
         elem,
     );
     (out, inverses)
@@ -51,8 +58,9 @@ pub(super) fn launch(
 
 /// A cube has a row.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
-fn halves_kernel<E: Float, V: Size>(
+fn arrange_kernel<E: Float, V: Size>(
     x: &[Vector<E, V>],
+    numbers: &[E],
     order: &[i32],
     out: &mut [Vector<u32, Const<4>>],
     inverses: &mut [f32],
@@ -60,15 +68,44 @@ fn halves_kernel<E: Float, V: Size>(
     vectors: usize,
     top_k: usize,
     #[comptime] gathers: bool,
+    #[comptime] format: WeightFormat,
+    #[comptime] scales: bool,
+    #[comptime] out_elem: Elem,
     #[define(E)] _elem: ElemType,
 ) {
     let row = CUBE_POS;
-    let mut largest_of_warps = Shared::<[u32]>::new_slice(WARPS);
     let mut from = row;
     if comptime!(gathers) {
         from = usize::cast_from(min(u32::cast_from(order[row]), u32::cast_from(pairs) - 1)) / top_k;
     }
     let (from, to) = (from * vectors, row * vectors);
+    let mut factor = 1.0f32;
+    if comptime!(scales) {
+        let (own, inverse) = power(largest::<E, V>(x, from, vectors));
+        factor = own;
+        if UNIT_POS == 0 {
+            inverses[row] = inverse;
+        }
+    }
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let first = from * comptime!(VECTOR) + at / 4 * 32;
+        let mut words = Vector::<u32, Const<4>>::new(0u32);
+        #[unroll]
+        for i in 0..4usize {
+            let low = f32::cast_from(numbers[first + channel(i, at % 4, 0usize, format)]);
+            let high = f32::cast_from(numbers[first + channel(i, at % 4, 1usize, format)]);
+            words.insert(i, math::pack(low * factor, high * factor, out_elem));
+        }
+        out[to + at] = words;
+        at += UNITS as usize;
+    }
+}
+
+/// The bits of the row's largest number, without signs, or of one a step larger. All units of the cube.
+#[cube]
+fn largest<E: Float, V: Size>(x: &[Vector<E, V>], from: usize, vectors: usize) -> u32 {
+    let mut largest_of_warps = Shared::<[u32]>::new_slice(WARPS);
     let mut largest = 0u32;
     let mut at = UNIT_POS as usize;
     while at < vectors {
@@ -87,15 +124,7 @@ fn halves_kernel<E: Float, V: Size>(
     for other in 0..WARPS {
         largest = max(largest, largest_of_warps[other]);
     }
-    let (factor, inverse) = power(largest);
-    if UNIT_POS == 0 {
-        inverses[row] = inverse;
-    }
-    let mut at = UNIT_POS as usize;
-    while at < vectors {
-        out[to + at] = halves(x[from + at], factor, comptime!(order_of_codes(WeightFormat::Fp8, true)));
-        at += UNITS as usize;
-    }
+    largest
 }
 
 /// Sums of a tile times what its rows' are to be multiplied by.
@@ -129,10 +158,18 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
 
     use crate::offline::{Arch, Entry, form};
     let elem = ElemType::Float(FloatKind::BF16);
-    let entry = |name: &str, gathers: bool| {
-        let cube = CubeDim::new_1d(UNITS);
-        let form = form!(halves_kernel, cube, [AddressType::U32, VECTOR, _, _, _, _, 1, 1, 1, gathers, elem]);
+    let entry = |name: &str, gathers: bool, format, out_elem| {
+        let (cube, scales) = (CubeDim::new_1d(UNITS), format == WeightFormat::Fp8);
+        let form = form!(
+            arrange_kernel,
+            cube,
+            [AddressType::U32, VECTOR, _, _, _, _, _, 1, 1, 1, gathers, format, scales, out_elem, elem]
+        );
         Entry::of(FloatKind::BF16, name, form).on(|arch| arch == Arch::Sm90a)
     };
-    vec![entry("linear.sm90.halves", false), entry("linear.sm90.halves.gathered", true)]
+    vec![
+        entry("linear.sm90.arranged.fp8", false, WeightFormat::Fp8, Elem::F16),
+        entry("linear.sm90.arranged.gathered.fp8", true, WeightFormat::Fp8, Elem::F16),
+        entry("linear.sm90.arranged.gathered.fp4", true, WeightFormat::Fp4, Elem::Bf16),
+    ]
 }
