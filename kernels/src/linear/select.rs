@@ -202,9 +202,16 @@ fn small_batch_of_fp8([inputs, outputs]: [usize; 2]) -> usize {
     }
 }
 
-/// Rows of an expert, on average, from which on Hopper's kernel is faster: where weights are numbers, and where they are in blocks.
+/// Rows of an expert, on average, from which on Hopper's kernel is faster.
 #[cfg(feature = "cuda")]
-const ROWS_OF_EXPERT: [usize; 2] = [1, 8];
+fn rows_of_expert(format: WeightFormat) -> usize {
+    match format {
+        WeightFormat::Dense => 1,
+        WeightFormat::Fp8 => 5,
+        WeightFormat::Fp4 => 8,
+    }
+}
+
 /// Rows of a matrix, on average, up to which a kernel that decodes weights in blocks is faster than one that dequantises them first:
 /// for experts that is a scratch of many, whose pairs are sorted range by range.
 #[cfg(feature = "cuda")]
@@ -279,7 +286,7 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
         Division::Dense | Division::Heads if in_blocks => rows > matrices * SMALL_BATCH_OF_FP4,
         Division::Dense => rows > SMALL_BATCH,
         Division::Heads => rows > matrices * if matrices < MANY_HEADS { SMALL_BATCH_OF_HEADS } else { SMALL_BATCH },
-        Division::Experts => rows >= matrices * ROWS_OF_EXPERT[usize::from(in_blocks)],
+        Division::Experts => rows >= matrices * rows_of_expert(sizes.format),
         Division::Several | Division::Token => false,
     };
     let in_parts = in_parts(client, sizes);

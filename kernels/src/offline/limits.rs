@@ -1,6 +1,6 @@
 //! What kernels may use and must contain: the file `offline-limits.txt`.
 //!
-//! A line is a kernel, its architectures and conditions: `mla_plan.shares sm_80,sm_90a registers<=40 shared<=17424`. Figures are
+//! A line is a kernel, its architectures and conditions: `mla_plan.shares sm_80,sm_90a regs<=40 shared<=17424`. Figures are
 //! those of [`Report::figure`]. `#` starts a comment.
 //!
 //! At the top are lines for several kernels: a name that ends in `*` stands for all that begin so, `*` as an architecture for
@@ -136,10 +136,10 @@ impl Limits {
                 conditions: Vec::new(),
             });
             line.conditions
-                .retain(|condition| !condition.most || !matches!(&*condition.figure, "registers" | "shared"));
+                .retain(|condition| !condition.most || !matches!(&*condition.figure, "regs" | "shared"));
             let registers = report.registers.next_multiple_of(REGISTERS).min(MAX_REGISTERS);
             let most = |figure: &str, value| Condition { figure: figure.into(), most: true, value };
-            line.conditions.splice(0..0, [most("registers", registers), most("shared", report.shared_bytes)]);
+            line.conditions.splice(0..0, [most("regs", registers), most("shared", report.shared_bytes)]);
             line
         });
         self.kernels = kernels.collect();
@@ -209,7 +209,7 @@ impl Rule {
 
 impl Condition {
     fn read(word: &str) -> Result<Self, String> {
-        let wrong = || format!("{word}, expected a condition like registers<=128 or HMMA>=1");
+        let wrong = || format!("{word}, expected a condition like regs<=128 or HMMA>=1");
         let at = word.find(['<', '>']).ok_or_else(wrong)?;
         let (figure, rest) = word.split_at(at);
         let value = rest.get(1..).and_then(|rest| rest.strip_prefix('=')).ok_or_else(wrong)?;
@@ -240,10 +240,10 @@ mod tests {
 * * stack<=0 STL<=0
 mla_decode.mma.* * HMMA>=1
 
-merge sm_80 registers<=32 shared<=0
+merge sm_80 regs<=32 shared<=0
 # A reason.
-merge sm_90a registers<=40 shared<=16 stack<=8
-plan sm_80,sm_90a registers<=24 shared<=0
+merge sm_90a regs<=40 shared<=16 stack<=8
+plan sm_80,sm_90a regs<=24 shared<=0
 ";
 
     fn report(registers: usize) -> Report {
@@ -262,7 +262,7 @@ plan sm_80,sm_90a registers<=24 shared<=0
     fn a_limit_that_is_exceeded_is_named() {
         let limits = Limits::read(TEXT).expect("all lines are right");
         assert!(limits.violations("merge", "sm_80", &report(32)).is_empty());
-        assert_eq!(limits.violations("merge", "sm_80", &report(33)), ["registers is 33, expected registers<=32"]);
+        assert_eq!(limits.violations("merge", "sm_80", &report(33)), ["regs is 33, expected regs<=32"]);
         let spills = Report { spill_bytes: 4, ..report(1) };
         assert_eq!(limits.violations("merge", "sm_80", &spills), ["spills is 4, expected spills<=0"]);
         let warns = Report { warnings: vec!["C7510".into()], ..report(1) };
@@ -319,8 +319,8 @@ plan sm_80,sm_90a registers<=24 shared<=0
         let mut limits = Limits::read(TEXT).expect("all lines are right");
         limits.refresh(&[("merge", "sm_90a", &report(50)), ("new", "sm_80", &report(255))]);
         let written = limits.write();
-        assert!(written.contains("# A reason.\nmerge sm_90a registers<=56 shared<=0 stack<=8\n"), "{written}");
-        assert!(written.contains("new sm_80 registers<=255 shared<=0\n"), "{written}");
+        assert!(written.contains("# A reason.\nmerge sm_90a regs<=56 shared<=0 stack<=8\n"), "{written}");
+        assert!(written.contains("new sm_80 regs<=255 shared<=0\n"), "{written}");
         assert!(!written.contains("merge sm_80"), "{written}");
         assert!(written.starts_with("# All kernels.\n* * stack<=0 STL<=0\n"), "{written}");
     }
@@ -329,7 +329,7 @@ plan sm_80,sm_90a registers<=24 shared<=0
     fn lines_that_say_nothing_are_refused() {
         for (text, expected) in [
             ("merge", "line 1: expected a kernel"),
-            ("merge sm_80 registers=3", "expected a condition"),
+            ("merge sm_80 regs=3", "expected a condition"),
             ("merge sm_80 HMA>=1", "HMA is no figure"),
             ("merge sm_80 shared<=0\n* * stack<=0", "line 2: a line for several"),
         ] {

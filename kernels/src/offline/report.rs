@@ -74,11 +74,11 @@ impl Report {
         report
     }
 
-    /// A figure by its name in the limits: `registers`, `spills`, `stack`, `shared`, `exchanges`, `parted`, `instructions` or
+    /// A figure by its name in the limits: `regs`, `spills`, `stack`, `shared`, `exchanges`, `parted`, `instructions` or
     /// an opcode.
     pub fn figure(&self, name: &str) -> Option<usize> {
         Some(match name {
-            "registers" => self.registers,
+            "regs" => self.registers,
             "spills" => self.spill_bytes,
             "stack" => self.stack_bytes,
             "shared" => self.shared_bytes,

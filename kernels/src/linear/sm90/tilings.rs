@@ -169,7 +169,7 @@ fn trimmed_of(format: WeightFormat) -> usize {
     match format {
         WeightFormat::Dense => 100,
         WeightFormat::Fp8 => 230,
-        WeightFormat::Fp4 => 200,
+        WeightFormat::Fp4 => 205,
     }
 }
 
