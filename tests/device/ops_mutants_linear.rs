@@ -150,7 +150,7 @@ fn ops_mutants_linear_in_blocks(
 /// odd number of pairs of cubes has an expert's outputs, so that each has rows beside those of others; a row's last scale is for whole blocks.
 #[rstest]
 #[case(&[9, 0, 40, 1], [608, 352], BlockFormat::Fp4, BF16, 32)]
-#[case(&[31, 0, 1], [64, 64], BlockFormat::Fp4, BF16, 32)]
+#[case(&[31, 0, 1], [128, 128], BlockFormat::Fp4, BF16, 32)]
 #[case(&[31, 0, 40, 1], [640, 640], BlockFormat::Fp8, BF16, 32)]
 #[case(&[50, 33, 64, 64, 20], [896, 384], BlockFormat::Fp8, BF16, 64)]
 #[case(&[30, 60, 90, 96, 70], [768, 384], BlockFormat::Fp8, BF16, 96)]
@@ -159,11 +159,11 @@ fn ops_mutants_linear_in_blocks(
 #[case(&EACH_WIDTH, [256, 384], BlockFormat::Fp8, BF16, 256)]
 #[case(&EACH_WIDTH, [192, 384], BlockFormat::Fp4, BF16, 256)]
 #[case(&[200], [640, 576], BlockFormat::Fp4, BF16, 256)]
-#[case(&[50, 33, 64, 64, 20], [1120, 384], BlockFormat::Fp4, BF16, 64)]
+#[case(&[50, 33, 64, 64, 20], [1152, 384], BlockFormat::Fp4, BF16, 64)]
 #[case(&[30, 60, 90, 96, 70], [768, 384], BlockFormat::Fp4, BF16, 96)]
-#[case(&[30, 60, 128, 100, 90, 110], [672, 384], BlockFormat::Fp4, BF16, 128)]
-#[case(&[9, 0, 40, 1], [608, 352], BlockFormat::Fp8, F16, 32)]
-#[case(&[50, 33, 64, 64, 20], [608, 352], BlockFormat::Fp4, F16, 64)]
+#[case(&[30, 60, 128, 100, 90, 110], [768, 384], BlockFormat::Fp4, BF16, 128)]
+#[case(&[9, 0, 40, 1], [640, 384], BlockFormat::Fp8, F16, 32)]
+#[case(&[50, 33, 64, 64, 20], [640, 384], BlockFormat::Fp4, F16, 64)]
 fn ops_mutants_linear_experts_in_blocks(
     #[case] pairs: &[usize],
     #[case] sizes: [usize; 2],
