@@ -135,8 +135,7 @@ impl Limits {
                 arch: arch.into(),
                 conditions: Vec::new(),
             });
-            line.conditions
-                .retain(|condition| !condition.most || !matches!(&*condition.figure, "regs" | "shared"));
+            line.conditions.retain(|condition| !condition.most || !matches!(&*condition.figure, "regs" | "shared"));
             let registers = report.registers.next_multiple_of(REGISTERS).min(MAX_REGISTERS);
             let most = |figure: &str, value| Condition { figure: figure.into(), most: true, value };
             line.conditions.splice(0..0, [most("regs", registers), most("shared", report.shared_bytes)]);

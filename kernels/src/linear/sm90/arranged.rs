@@ -56,7 +56,7 @@ pub(super) fn launch(
     (out, inverses)
 }
 
-/// A cube has a row.
+/// A cube has a row. `numbers` are those of x, each by itself.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn arrange_kernel<E: Float, V: Size>(
     x: &[Vector<E, V>],
