@@ -135,7 +135,7 @@ fn ops_mutants_linear_last_tile(
 #[case([40, 64, 264], 128, BlockFormat::Fp8, BF16)]
 #[case([40, 1408, 288], 16, BlockFormat::Fp8, BF16)]
 #[case([40, 64, 264], 1, BlockFormat::Fp4, F16)]
-#[case([40, 1760, 288], 1, BlockFormat::Fp4, F16)]
+#[case([40, 1792, 288], 1, BlockFormat::Fp4, F16)]
 fn ops_mutants_linear_in_blocks(
     #[case] sizes: [usize; 3],
     #[case] height: usize,
@@ -146,24 +146,28 @@ fn ops_mutants_linear_in_blocks(
     on_hopper(|device| assert_many_rows_in_blocks(sizes, (format, height), dtype, gated, device));
 }
 
+/// Last tiles of 128 that end in each round of stores.
+const EACH_ROUND: [usize; 13] = [10, 20, 128, 128, 127, 40, 60, 128, 70, 90, 128, 100, 120];
+
 /// The same of experts, in tiles of so many tokens; of FP8 more blocks than there are stages. Tiles of 192 and 256 are trimmed to each width. An
-/// odd number of pairs of cubes has an expert's outputs, so that each has rows beside those of others; a row's last scale is for whole blocks.
+/// odd number of pairs of cubes has an expert's outputs, so that each has rows beside those of others; a row's last
+/// scale is for whole blocks. Last tiles end in each round of stores.
 #[rstest]
 #[case(&[9, 0, 40, 1], [608, 352], BlockFormat::Fp4, BF16, 32)]
 #[case(&[31, 0, 1], [128, 128], BlockFormat::Fp4, BF16, 32)]
 #[case(&[31, 0, 40, 1], [640, 640], BlockFormat::Fp8, BF16, 32)]
-#[case(&[50, 33, 64, 64, 20], [896, 384], BlockFormat::Fp8, BF16, 64)]
-#[case(&[30, 60, 90, 96, 70], [768, 384], BlockFormat::Fp8, BF16, 96)]
-#[case(&[30, 60, 128, 128, 127, 128, 90], [640, 384], BlockFormat::Fp8, BF16, 128)]
+#[case(&[50, 33, 64, 64, 20, 9], [896, 384], BlockFormat::Fp8, BF16, 64)]
+#[case(&[10, 30, 40, 60, 70, 90, 96, 96, 96], [768, 384], BlockFormat::Fp8, BF16, 96)]
+#[case(&EACH_ROUND, [640, 384], BlockFormat::Fp8, BF16, 128)]
 #[case(&EACH_WIDTH[4..15], [256, 384], BlockFormat::Fp8, BF16, 192)]
 #[case(&EACH_WIDTH, [256, 384], BlockFormat::Fp8, BF16, 256)]
 #[case(&EACH_WIDTH, [192, 384], BlockFormat::Fp4, BF16, 256)]
 #[case(&[200], [640, 576], BlockFormat::Fp4, BF16, 256)]
-#[case(&[50, 33, 64, 64, 20], [1152, 384], BlockFormat::Fp4, BF16, 64)]
-#[case(&[30, 60, 90, 96, 70], [768, 384], BlockFormat::Fp4, BF16, 96)]
-#[case(&[30, 60, 128, 100, 90, 110], [768, 384], BlockFormat::Fp4, BF16, 128)]
+#[case(&[50, 33, 64, 64, 20, 9], [1152, 384], BlockFormat::Fp4, BF16, 64)]
+#[case(&[10, 30, 40, 60, 70, 90, 96, 96, 96], [768, 384], BlockFormat::Fp4, BF16, 96)]
+#[case(&EACH_ROUND, [768, 384], BlockFormat::Fp4, BF16, 128)]
 #[case(&[9, 0, 40, 1], [640, 384], BlockFormat::Fp8, F16, 32)]
-#[case(&[50, 33, 64, 64, 20], [640, 384], BlockFormat::Fp4, F16, 64)]
+#[case(&[50, 33, 64, 64, 20, 9], [640, 384], BlockFormat::Fp4, F16, 64)]
 fn ops_mutants_linear_experts_in_blocks(
     #[case] pairs: &[usize],
     #[case] sizes: [usize; 2],
