@@ -154,6 +154,7 @@ const EACH_ROUND: [usize; 13] = [10, 20, 128, 128, 127, 40, 60, 128, 70, 90, 128
 /// scale is for whole blocks. Last tiles end in each round of stores.
 #[rstest]
 #[case(&[9, 0, 40, 1], [608, 352], BlockFormat::Fp4, BF16, 32)]
+#[case(&[31, 0, 1], [64, 64], BlockFormat::Fp4, BF16, 32)]
 #[case(&[31, 0, 1], [128, 128], BlockFormat::Fp4, BF16, 32)]
 #[case(&[31, 0, 40, 1], [640, 640], BlockFormat::Fp8, BF16, 32)]
 #[case(&[50, 33, 64, 64, 20, 9], [896, 384], BlockFormat::Fp8, BF16, 64)]

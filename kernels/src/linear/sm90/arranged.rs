@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use super::packed::channel;
 use super::schedule::Place;
 use super::{Form, VECTOR};
-use crate::common::launch::{address_type, share};
+use crate::common::launch::{address_type, dummy, share};
 use crate::linear::WeightFormat;
 use crate::linear::powers::{larger, power};
 use crate::ptx::wgmma::Elem;
@@ -28,8 +28,12 @@ pub(super) fn launch(
     let (len, bytes) = (pairs * inputs, pairs * inputs * elem.size());
     // SAFETY: the buffers are made for so many numbers.
     let out = unsafe { BufferArg::from_raw_parts(client.empty(bytes), len) };
-    // SAFETY: as above.
-    let inverses = unsafe { BufferArg::from_raw_parts(client.empty(pairs * size_of::<f32>()), pairs) };
+    let inverses = if form.halves() {
+        // SAFETY: as above.
+        unsafe { BufferArg::from_raw_parts(client.empty(pairs * size_of::<f32>()), pairs) }
+    } else {
+        dummy(client)
+    };
     let gathers = order.is_some();
     let address = address_type(client, &[&x, &out]);
     let order = order.unwrap_or_else(|| share(&inverses));

@@ -206,7 +206,7 @@ impl Form {
         self.format == WeightFormat::Fp8 && self.stage_blocks() > 1
     }
 
-    /// Blocks of channels that are not divided among cubes: those that share a scale.
+    /// Blocks of channels that are not divided among cubes: those that share a scale of FP8, or a word of FP4's.
     pub fn blocks_together(self) -> u32 {
         if self.format.is_dense() { 1 } else { (FP8_COLUMNS / CHANNELS) as u32 }
     }
@@ -285,8 +285,8 @@ pub(in crate::linear) fn outputs(linear: LinearForm) -> usize {
 }
 
 /// Cubes of a multiprocessor.
-pub(in crate::linear) fn cubes(format: WeightFormat, tokens: usize, divided: bool) -> u32 {
-    let most = if format == WeightFormat::Fp4 && divided { MOST_OF_TWO_FP4 } else { MOST_OF_TWO };
+pub(in crate::linear) fn cubes(format: WeightFormat, tokens: usize, of_experts: bool) -> u32 {
+    let most = if format == WeightFormat::Fp4 && of_experts { MOST_OF_TWO_FP4 } else { MOST_OF_TWO };
     if !format.is_dense() && tokens <= most { 2 } else { 1 }
 }
 

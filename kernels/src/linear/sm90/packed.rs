@@ -1,7 +1,8 @@
 //! Weights in blocks of codes: tiles of codes in shared memory, decoded into the registers from which `wgmma` takes A.
 //!
 //! A unit has the elements of A that the instruction wants of it: of rows `t / 4` and `t / 4 + 8` of its warp's 16 two neighbouring
-//! channels of every eight; of arranged rows (`arranged.rs`) channels whose codes are in one word. What is multiplied are the bits of the dequantised weight, or FP8 codes as they are, where sums take the scale.
+//! channels of every eight; of arranged rows (`arranged.rs`) channels whose codes are in one word. What is multiplied are the bits of the
+//! dequantised weight, or FP8 codes as they are, where sums take the scale.
 
 use cubecl::prelude::*;
 use half::{bf16, f16};

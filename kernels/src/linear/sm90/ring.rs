@@ -258,6 +258,7 @@ impl Ring {
     }
 
     /// The products with both blocks of a stage, of which the first one is decoded; those with the second one are under way.
+    /// They are added to `total`, unless sums take a scale behind them.
     fn multiply_both<A: Size>(
         &self,
         total: Vector<f32, A>,
